@@ -1,0 +1,140 @@
+"""DeepSeek-V4: query norm and rotation, and the insert of the rotated, quantised key-value row, in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.applications.deepseek_v4 import kv_row, q_head
+from tilewright.arrangements.paged_rows import paged_rows
+from tilewright.arrangements.rope import neighbour_pairs, trailing_tables
+from tilewright.arrangements.token_heads import token_heads, token_rows
+from tilewright.expr import Expr, Size
+from tilewright.kernel import Argument, Branch, Kernel, Requirement, Scalar
+from tilewright.launch import operator
+from tilewright.tensor import Tensor
+
+HEAD, ROTARY, GROUP = 512, 64, 64  # lanes of a head, of its rotating tail, of a quantised group
+PAIRS, GROUPS = HEAD // 2, HEAD // GROUP
+PASSED = HEAD - ROTARY
+TOKEN_BYTES = PASSED + 2 * ROTARY  # 448 e4m3 codes and 64 rotated lanes of 2 bytes
+SCALE_BYTES = GROUPS  # 7 scales and a zero
+
+num_tokens = Size("num_tokens")
+num_inserted = Size("num_inserted", high=num_tokens.expr)
+num_heads = Size("num_heads", "constexpr", low=1, high=16384)
+num_positions = Size("num_positions")
+num_blocks = Size("num_blocks")
+block_size = Size("cache_block_size", "constexpr", low=1, high=1 << 20)
+block_stride = Size("block_stride", high=1 << 40)
+tail_block_stride = Size("tail_block_stride", high=1 << 40)
+
+q = Tensor("q", "tokens heads dim", (num_tokens, num_heads, HEAD), "bfloat16|float16")
+kv = Tensor("kv", "tokens dim", (num_tokens, HEAD), "like:q")
+k_cache = Tensor("k_cache", "blocks bytes", (num_blocks, Size("block_bytes")), "uint8", (block_stride, 1))
+slot_mapping = Tensor("slot_mapping", "tokens", (num_inserted,), "int64", (Size("slot_stride"),))
+position_ids = Tensor("position_ids", "tokens", (num_tokens,), "int64", (Size("position_stride"),))
+cos_sin_cache = Tensor("cos_sin_cache", "positions rotary", (num_positions, ROTARY), "float32")
+
+codes = k_cache.view("codes", "blocks rows dim", (num_blocks, block_size, PASSED), (block_stride, TOKEN_BYTES, 1), "uint8")
+tail = k_cache.view(
+    "tail", "blocks rows dim", (num_blocks, block_size, ROTARY), (tail_block_stride, TOKEN_BYTES // 2, 1), "like:kv",
+    offset=PASSED // 2,
+)  # fmt: skip
+scales = k_cache.view(
+    "scales", "blocks rows groups", (num_blocks, block_size, GROUPS), (block_stride, SCALE_BYTES, 1), "uint8",
+    offset=block_size.expr * TOKEN_BYTES,
+)  # fmt: skip
+
+
+def arrange_kv(kv_tokens: Expr) -> dict[str, Any]:
+    """A program takes `kv_tokens` rows of kv to the rows of the cache that their slots name."""
+    slots = slot_mapping.index(name="slot", above="never")
+    positions = position_ids[:num_inserted].where(slots).index(name="position", above="never", negative="never")
+    cos, sin = (t.split("pairs", groups=GROUPS, pairs=-1) for t in trailing_tables(cos_sin_cache, positions, PAIRS))
+    row = kv[:num_inserted].where(slots)
+    in_row = {
+        "x": row,
+        "codes": paged_rows(codes, slots, block_size).pad(((0, 0), (0, ROTARY))),
+        "tail": paged_rows(tail, slots, block_size).pad(((0, 0), (PASSED, 0))),
+    }
+    grouped = {name: t.split("dim", groups=GROUPS, pairs=-1, side=2) for name, t in in_row.items()}
+    tiles = {**grouped, "cos": cos, "sin": sin, "scales": paged_rows(scales, slots, block_size)}
+    arranged = token_rows(*tiles.values(), tokens=kv_tokens)
+    return {**dict(zip(tiles, arranged, strict=True)), "quantised": PASSED // GROUP}
+
+
+def arrange_q(tokens: Expr, heads: Expr) -> dict[str, Any]:
+    """A program takes `tokens` tokens by `heads` heads of q."""
+    positions = position_ids.index(name="position", above="never", negative="never")
+    cos, sin = trailing_tables(cos_sin_cache, positions, PAIRS)
+    x, cos, sin = token_heads(neighbour_pairs(q), cos, sin, tokens=tokens, heads=heads)
+    return {"x": x, "cos": cos, "sin": sin, "eps": "eps"}
+
+
+kernel = Kernel(
+    name="fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert",
+    arguments=(
+        Argument(q, mutated=True),
+        Argument(kv),
+        Argument(k_cache, layout="rows", least_rank=2, mutated=True),
+        Argument(slot_mapping, layout="strided"),
+        Argument(position_ids, layout="strided"),
+        Argument(cos_sin_cache),
+        Scalar("eps"),
+        Scalar("cache_block_size", block_size),
+    ),
+    branches=(Branch("kv_row", arrange_kv, kv_row), Branch("q_head", arrange_q, q_head)),
+    divides={"heads": num_heads},
+    derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
+    quantities={"tokens": "num_tokens", "programs": "num_tokens * (num_heads + 1)"},
+    requirements=(
+        Requirement(
+            "ShapeError",
+            "slot_mapping.shape[0] <= q.shape[0]",
+            "slot_mapping has {slot_mapping.shape[0]} slots, q has only {q.shape[0]} tokens",
+            ("slot_mapping", "q"),
+        ),
+        Requirement("ContractError", "cache_block_size >= 1", "cache_block_size is {cache_block_size}, at least 1 is needed"),
+        Requirement(
+            "LayoutError",
+            f"k_cache.stride(0) % 2 == 0 and k_cache.stride(0) >= cache_block_size * {TOKEN_BYTES + SCALE_BYTES}",
+            "k_cache has a block stride of {k_cache.stride(0)} bytes, an even one of at least "
+            f"{{cache_block_size * {TOKEN_BYTES + SCALE_BYTES}}} ({{cache_block_size}} rows of {TOKEN_BYTES + SCALE_BYTES})"
+            " is needed",
+            ("k_cache",),
+        ),
+    ),
+)
+
+
+@operator(kernel)
+def fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert(
+    q: Any, kv: Any, k_cache: Any, slot_mapping: Any, position_ids: Any, cos_sin_cache: Any, eps: float,
+    cache_block_size: int,
+) -> None:  # fmt: skip
+    """q = rotate(rms_norm(q)) in place; each kv row rotated, quantised and written to its slot of the cache.
+
+    In float32 with one rounding: every head of q is divided by sqrt(mean(q^2) + eps) and its last 64 lanes are rotated
+    by the position's angles, neighbours 2i and 2i + 1 together. Of a kv row, the first 448 lanes are stored as e4m3
+    codes in 7 groups of 64, each with the ue8m0 code of the smallest power of two that brings its largest magnitude (at
+    least 1e-4) to 448 or less; the last 64 lanes are rotated and stored in kv's dtype.
+
+    Args:
+        q: [tokens, heads, 512] bfloat16 or float16, contiguous; any number of heads; changed in place.
+        kv: [tokens, 512], q's dtype, contiguous.
+        k_cache: uint8, [blocks, ...] with unit stride along the last axis. Only `stride(0)`, the bytes of a block, is
+            used: even, at least cache_block_size * 584. Row i of a block has its codes and lanes at i * 576 and its
+            scales, 7 bytes and a zero, at cache_block_size * 576 + i * 8.
+        slot_mapping: [inserted] int64, inserted <= tokens, any stride; row i goes to this slot, a negative one nowhere.
+            Slots are below the cache's capacity and distinct: the caller's word.
+        position_ids: [tokens] int64, any stride, each within cos_sin_cache; that of a row whose kv goes nowhere still
+            rotates its q.
+        cos_sin_cache: [positions, 64] float32, contiguous: 32 cosines, then 32 sines.
+        eps: added to the mean of squares.
+        cache_block_size: rows of a cache block.
+
+    Raises:
+        ContractError: or its subclass for shapes, dtypes, layouts or devices, before anything is written.
+
+    Contract: vLLM up to 0.21 and FlagGems, `fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert`.
+    """

@@ -1,0 +1,31 @@
+"""What every test shares: the environment it starts in, and why a GPU test was skipped."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[None]:
+    """No TILEWRIGHT_* variable of the caller's shell reaches a test; one that needs it sets it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
+            patch.delenv(name)
+        yield
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `gpu` where there is none."""
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("needs a GPU: torch.cuda.is_available() is False")
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    import torch  # here: most tests of the engine need no torch
+
+    return torch.cuda.is_available()

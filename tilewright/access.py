@@ -1,0 +1,515 @@
+"""Where a tile lies: from index expressions to the text of pointers, masks and loads of one device function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.errors import GenerationError
+from tilewright.expr import (
+    INT32,
+    Atom,
+    Div,
+    Expr,
+    Index,
+    Loaded,
+    Mod,
+    Named,
+    Size,
+    Test,
+    condition,
+    const,
+    render,
+    simplify_mask,
+    top,
+)
+from tilewright.language import Dim
+from tilewright.tensor import Axis, Source, Tensor
+
+
+@dataclass
+class Definition:
+    """One named integer of the function: an axis's position, a lane, a loaded index or arithmetic on them."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    narrow: str
+    wide: str
+    is_wide: bool = False  # 64 bits, because some offset needs it
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} = {self.wide if self.is_wide else self.narrow}"
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tile in memory: the name of its pointers, its dimensions, its mask's text and conditions, what lanes off it read."""
+
+    pointers: str
+    dims: tuple[Dim, ...]
+    mask: str
+    conditions: tuple[Expr, ...]
+    fill: float | int
+    element: str  # text of the element's dtype
+
+
+def singular(name: str) -> str:
+    """An index along axis `tokens` is a `token`."""
+    return name[:-1] if name.endswith("s") and len(name) > 2 else name
+
+
+def lane_size(size: Expr) -> int | None:
+    """How many lanes hold an axis of literal size: the next power of two; None for a symbolic one, which is one."""
+    return None if size.value is None else 1 << (size.value - 1).bit_length()
+
+
+@dataclass
+class Places:
+    """The index part of one device function, built as accesses are asked for."""
+
+    tensors: Mapping[str, Tensor]
+    fold: bool  # neighbouring lanes may become one long lane
+    recast: bool  # a view of another dtype recasts the pointer here, else it is an argument
+    reserved: set[str]
+    head: list[Definition | str] = field(default_factory=list)
+    sizes: dict[str, Size] = field(default_factory=dict)
+    pointers: dict[str, Source] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.grid = self._grid()
+        self.definitions: dict[str, Definition] = {}
+        self.named: dict[Atom, Named] = {}
+        self.lanes: dict[tuple[str, ...], Named] = {}
+        self.conditions: dict[Expr, str] = {}
+        self.accesses: dict[tuple[object, ...], Access] = {}
+        self.recasts: set[str] = set()
+        self.axes = self._tile_axes()
+        self._define_programs()
+
+    # -- the grid
+    def _grid(self) -> tuple[Axis, ...]:
+        grids = {name: t.axes for name, t in self.tensors.items()}
+        first = next(iter(grids.values()))
+        for name, grid in grids.items():
+            if [a.size for a in grid] != [a.size for a in first]:
+                raise GenerationError(
+                    f"{name} is arranged over [{', '.join(map(str, grid))}], "
+                    f"{next(iter(grids))} over [{', '.join(map(str, first))}]"
+                )
+        return first
+
+    def _tile_axes(self) -> dict[str, Axis]:
+        axes: dict[str, Axis] = {}
+        for name, tensor in self.tensors.items():
+            if len(tensor.levels) != 2:
+                raise GenerationError(f"{name} has {len(tensor.levels)} levels, a grid and a tile are needed")
+            for axis in tensor.levels[1]:
+                known = axes.setdefault(str(axis.name), axis)
+                if known.size != axis.size:
+                    raise GenerationError(f"{name}: axis {axis} of its tile is {known} in another")
+        return axes
+
+    def _define_programs(self) -> None:
+        """`token = pid // head_tiles * tokens + tl.arange(0, tokens)` for every axis of the grid."""
+        flat = "pid"
+        for position in reversed(range(len(self.grid))):
+            axis = self.grid[position]
+            name = str(axis.name)
+            program = Index(name, axis.size, "program")
+            tile = self.axes.get(name)
+            if position:
+                count = self.fresh(f"{singular(name)}_tiles")
+                self.head.insert(0, f"{count} = {self.text(axis.size)}")
+                number, flat = f"{flat} % {count}", f"{flat} // {count}"
+            else:
+                number = flat
+            variable = self.fresh(singular(name))
+            wide_number = f"({number})" if " " in number else number
+            if tile is None or tile.size == 1:
+                self._program(variable, (), number, f"{wide_number}.to(tl.int64)", top(axis.size), program, program.expr)
+                continue
+            size = self.text(tile.size)
+            lane = Index(name, tile.size, "lane")
+            limit_axis, limit_tile = top(axis.size * tile.size), top(tile.size)
+            limit = None if limit_axis is None or limit_tile is None else limit_axis + limit_tile
+            self._program(
+                variable,
+                ((tile,),),
+                f"{number} * {size} + tl.arange(0, {size})",
+                f"{wide_number}.to(tl.int64) * {size} + tl.arange(0, {size})",
+                limit,
+                lane,
+                program.expr * tile.size + lane.expr,
+            )
+
+    def _program(
+        self, name: str, dims: tuple[Dim, ...], narrow: str, wide: str, limit: int | None, key: Atom, value: Expr
+    ) -> None:
+        definition = Definition(name, dims, narrow, wide)
+        self.definitions[name] = definition
+        self.head.append(definition)
+        self.named[key] = Named(name, _axis_limit(self.tensors.values(), name, limit))
+        self.programs = [*getattr(self, "programs", []), (key, value)]
+
+    # -- names
+    def fresh(self, name: str) -> str:
+        """A name that nothing else has: `name`, or with a number."""
+        candidate, n = name, 1
+        while candidate in self.reserved:
+            candidate, n = f"{name}_{n}", n + 1
+        self.reserved.add(candidate)
+        return candidate
+
+    def text(self, e: Expr) -> str:
+        """Text of an expression of sizes alone."""
+        return render(e, self._size_name)
+
+    def _size_name(self, atom: Atom) -> str:
+        if not isinstance(atom, Size):
+            raise GenerationError(f"{atom.label} is no size")
+        self.sizes.setdefault(atom.name, atom)
+        return atom.name
+
+    def lane(self, dim: Dim) -> Named:
+        """The variable that counts the lanes of a dimension; its size in memory order is the fold's."""
+        key = tuple(str(axis.name) for axis in dim)
+        if key not in self.lanes:
+            size = const(1)
+            literal = 1
+            for axis in dim:
+                size = size * axis.size
+                literal *= lane_size(axis.size) or 1
+            text = str(literal) if size.value is not None else self.text(size)
+            taken = len(dim) == 1 or "lane" in self.reserved
+            name = self.fresh(singular(key[-1]) if taken else "lane")
+            definition = Definition(name, (dim,), f"tl.arange(0, {text})", f"tl.arange(0, {text}).to(tl.int64)")
+            self.definitions[name] = definition
+            self.head.append(definition)
+            self.lanes[key] = Named(name, top(size))
+        return self.lanes[key]
+
+    # -- accesses
+    def access(self, parameter: str, fixed: Mapping[str, int] | None = None, suffix: str = "") -> Access:
+        """How the tile of `parameter` is reached; `fixed` pins axes to one position."""
+        fixed = dict(fixed or {})
+        key = (parameter, tuple(sorted(fixed.items())))
+        if key not in self.accesses:
+            self.accesses[key] = self._access(parameter, fixed, suffix)
+        return self.accesses[key]
+
+    def _access(self, parameter: str, fixed: Mapping[str, int], suffix: str) -> Access:
+        tensor = self.tensors[parameter]
+        programs = [Index(str(a.name), a.size, "program").expr for a in tensor.axes]
+        lanes: list[Expr] = []
+        held: list[Axis] = []
+        extra: list[Expr] = []
+        for axis in tensor.levels[1]:
+            name = str(axis.name)
+            if name in fixed:
+                lanes.append(const(fixed[name]))
+            elif axis.size == 1:
+                lanes.append(const(0))
+            else:
+                padded = lane_size(axis.size)
+                lane = Index(name, axis.size if padded is None else const(padded), "lane")
+                if padded is not None and padded != axis.size.value:
+                    extra.append(axis.size - 1 - lane.expr)
+                lanes.append(lane.expr)
+                held.append(axis)
+        place, conditions = tensor.locate(programs, lanes)
+        mask = simplify_mask([*conditions, *extra])
+        place, mask, dims = self._folded(tensor.source, place, mask, held)
+        pointers = self.fresh(f"{parameter}{suffix}_ptrs")
+        base = self._base(tensor.source, place)
+        offset = self.offset(tensor.source, place, dims)
+        self.head.append(f"{pointers} = {base}" + (f" + {offset}" if offset else ""))
+        return Access(
+            pointers, dims, self.mask(mask, dims), mask, _fill(tensor),
+            self.element(tensor.source),
+        )  # fmt: skip
+
+    def _folded(
+        self, source: Source, place: Sequence[Expr], mask: tuple[Expr, ...], held: Sequence[Axis]
+    ) -> tuple[tuple[Expr, ...], tuple[Expr, ...], tuple[Dim, ...]]:
+        """Makes one lane of neighbouring axes that are neighbours in memory, so that an access is as wide as can be."""
+        dims: list[Dim] = [(axis,) for axis in held]
+        lanes = [_lane(axis) for axis in held]
+        place = tuple(place)
+        i = 0
+        while self.fold and i + 1 < len(dims):
+            outer, inner = lanes[i], lanes[i + 1]
+            grid_axes = {str(a.name) for a in self.grid}
+            if outer.name in grid_axes or inner.name in grid_axes or outer.size.value is None:
+                i += 1
+                continue
+            offset = sum((p * s for p, s in zip(place, source.strides, strict=True)), const(0))
+            if not _neighbours(offset, outer, inner, strict=True) or not all(
+                _neighbours(m, outer, inner, strict=False) for m in mask
+            ):
+                i += 1
+                continue
+            joined = Index(f"{outer.name}+{inner.name}", outer.size * inner.size, "lane")
+            apart: dict[Atom, Expr | int] = {outer: joined.expr // inner.size, inner: joined.expr % inner.size}
+            place = tuple(_rejoin(p, outer, inner, joined, apart) for p in place)
+            mask = tuple(condition(_rejoin(m, outer, inner, joined, apart)) for m in mask)
+            lanes[i : i + 2] = [joined]
+            dims[i : i + 2] = [dims[i] + dims[i + 1]]
+            i = 0
+        for dim, lane in zip(dims, lanes, strict=True):
+            if str(dim[0].name) not in {str(a.name) for a in self.grid}:
+                self.named[lane] = self.lane(dim)
+        return place, mask, tuple(dims)
+
+    def _base(self, source: Source, place: Sequence[Expr]) -> str:
+        if source.choices:
+            which = place[0]
+            texts = [self._base(choice, place[1:]) for choice in source.choices]
+            out = texts[-1]
+            for number in reversed(range(len(texts) - 1)):
+                out = f"tl.where({self.render(which, ())} == {number}, {texts[number]}, {out})"
+            return out
+        recast = source.memory != source.name and source.dtype != "uint8"
+        if not recast:
+            self.pointers.setdefault(source.memory, source)
+            return source.memory
+        if not self.recast:
+            self.pointers.setdefault(source.name, source)
+            return source.name
+        self.pointers.setdefault(source.memory, source)
+        if source.name not in self.recasts:
+            self.recasts.add(source.name)
+            self.head.append(f"{source.name} = {source.memory}.to(tl.pointer_type({self.element(source)}))")
+        return source.name
+
+    def element(self, source: Source) -> str:
+        """The text of a source's dtype."""
+        if source.dtype.startswith("like:") and source.memory != source.name:
+            other = source.dtype.removeprefix("like:")
+            self.pointers.setdefault(other, source)
+            return f"{other}.dtype.element_ty"
+        if source.dtype.startswith("like:") or "|" in source.dtype:
+            return f"{source.memory}.dtype.element_ty"
+        return f"tl.{source.dtype}"
+
+    def offset(self, source: Source, place: Sequence[Expr], dims: tuple[Dim, ...]) -> str:
+        """Text of the element offset, one product for each variable."""
+        total = source.offset
+        axes = source.axes
+        for axis, at, stride in zip(axes, place, source.strides, strict=True):
+            if any(isinstance(a, Loaded) for a in at.atoms()) and any(isinstance(a, Div | Mod) for a in at.atoms()):
+                at = self.derived(singular(str(axis.name)), at)
+            total = total + at * stride
+        return self.render(total, dims, widen=True)
+
+    def derived(self, name: str, value: Expr) -> Expr:
+        """Arithmetic on a loaded index, as a variable of its own, once."""
+        stand_in = self.name(value)
+        key = Test(stand_in)  # any atom that holds the expression will do as its key
+        if key not in self.named:
+            dims = self.dims_of(stand_in)
+            text = self.render(value, dims)
+            variable = self.fresh(name)
+            definition = Definition(variable, dims, text, text, is_wide=True)
+            self.definitions[variable] = definition
+            self.head.append(definition)
+            self.named[key] = Named(variable, None)
+        return self.named[key].expr
+
+    def load_index(self, value: Loaded) -> Named:
+        """The variable of a loaded index, loaded once."""
+        if value not in self.named:
+            mask = simplify_mask(value.mask)
+            dims = self.dims_of(sum(map(self.name, value.index), const(0)))
+            offset = self.offset(value.source, value.index, dims)
+            base = self._base(value.source, value.index)
+            text = f"tl.load({base}" + (f" + {offset}" if offset else "")
+            text += f", mask={self.mask(mask, dims)}, other={value.fill})" if mask else ")"
+            variable = self.fresh(value.name)
+            is_long = value.source.dtype == "int64"
+            definition = Definition(variable, dims, text, text if is_long else f"{text}.to(tl.int64)", is_long)
+            self.definitions[variable] = definition
+            self.head.append(definition)
+            self.named[value] = Named(variable, None)
+        return self.named[value]
+
+    # -- text of expressions over named variables
+    def name(self, e: Expr) -> Expr:
+        """`e` over variables of the text: positions, lanes, loaded values."""
+        for key, value in self.programs:
+            slope = e.coefficient(key)
+            if slope is not None and slope.terms:
+                e = e - slope * value + slope * self.named[key].expr
+        values: dict[Atom, Expr | int] = {}
+        for atom in e.atoms(deep=False):
+            if isinstance(atom, Loaded):
+                values[atom] = self.load_index(atom).expr
+            elif isinstance(atom, Index) and atom in self.named:
+                values[atom] = self.named[atom].expr
+            elif isinstance(atom, Div):
+                values[atom] = Expr({(Div(self.name(atom.num), atom.den),): 1})
+            elif isinstance(atom, Mod):
+                values[atom] = Expr({(Mod(self.name(atom.num), atom.den),): 1})
+            elif isinstance(atom, Test):
+                values[atom] = Expr({(Test(self.name(atom.num)),): 1})
+        return _replace_outer(e, values)
+
+    def dims_of(self, e: Expr) -> tuple[Dim, ...]:
+        """The dimensions of an expression over named variables, in the order of the tile."""
+        found: dict[Dim, None] = {}
+        for atom in e.atoms():
+            if isinstance(atom, Named):
+                for dim in self.definitions[atom.name].dims:
+                    found[dim] = None
+        order = list(self.axes)
+        return tuple(sorted(found, key=lambda dim: order.index(str(dim[0].name))))
+
+    def render(self, e: Expr, dims: tuple[Dim, ...], widen: bool = False) -> str:
+        """Text of `e` broadcast over `dims`; "" for 0."""
+        named = self.name(e)
+        groups: dict[tuple[Atom, ...], Expr] = {}
+        for term, c in named.terms.items():
+            moving = tuple(a for a in term if not isinstance(a, Size))
+            fixed = tuple(a for a in term if isinstance(a, Size))
+            groups[moving] = groups.get(moving, const(0)) + Expr({fixed: c})
+        if widen:
+            self._widen(groups)
+        out = ""
+        for moving, factor in sorted(groups.items(), key=lambda item: self._position(item[0])):
+            sign = " + "
+            if all(c < 0 for c in factor.terms.values()):
+                sign, factor = " - ", -factor
+            texts = [self.atom_text(atom, dims, len(moving) > 1 or factor != 1) for atom in moving]
+            if factor != 1 or not texts:
+                text = self.text(factor)
+                texts.append(text if len(factor.terms) == 1 and " " not in text else f"({text})")
+            out += (sign if out else sign.strip(" +")) + " * ".join(texts)
+        return out
+
+    def _position(self, moving: tuple[Atom, ...]) -> tuple[int, int]:
+        """Products stand in the order of the axes they move along, constants last."""
+        order = list(self.axes)
+        dims = [order.index(str(d[0].name)) for atom in moving for d in self.dims_of(atom.expr)]
+        return (0 if moving else 1, max(dims, default=-1))
+
+    def _widen(self, groups: Mapping[tuple[Atom, ...], Expr]) -> None:
+        """Marks the variables of every product that may pass 2^31 - 1; those of 64 bits already need nothing."""
+        total, narrow = 0, []
+        for moving, factor in groups.items():
+            names = [a for atom in moving for a in atom.expr.atoms() if isinstance(a, Named)]
+            if any(self.definitions[n.name].is_wide for n in names):
+                continue
+            product = top(factor) if all(c > 0 for c in factor.terms.values()) else top(-factor)
+            for atom in moving:
+                limit = atom.limit if isinstance(atom, Named) else top(atom.expr)
+                product = None if product is None or limit is None else product * limit
+            if product is None or product > INT32:
+                for n in names[:1]:
+                    self.definitions[n.name].is_wide = True
+            else:
+                total += product
+                narrow += [(product, n) for n in names[:1]]
+        if total > INT32:
+            for _, n in sorted(narrow, key=lambda item: -item[0])[:1]:
+                self.definitions[n.name].is_wide = True
+
+    def atom_text(self, atom: Atom, dims: tuple[Dim, ...], tight: bool) -> str:
+        own = self.dims_of(atom.expr)
+        text = render(atom.expr, lambda a: a.name if isinstance(a, Named) else self._size_name(a))
+        if len(own) < len(dims) and own:
+            text = text if text.isidentifier() else f"({text})"
+            text += f"[{', '.join(':' if dim in own else 'None' for dim in dims)}]"
+        elif tight and not text.isidentifier() and not text.startswith("("):
+            text = f"({text})"
+        return text
+
+    # -- masks
+    def mask(self, conditions: Iterable[Expr], dims: tuple[Dim, ...]) -> str:
+        """Text of the conjunction of conditions, broadcast over `dims`; "" if there is none."""
+        ordered = sorted(conditions, key=lambda e: self._position(tuple(self.name(e).atoms(deep=False))))
+        parts = [self.condition(e, dims) for e in ordered]
+        if len(parts) > 1:
+            parts = [f"({p})" if " " in p.split("[")[0] or " < " in p or " >= " in p else p for p in parts]
+        return " & ".join(parts)
+
+    def condition(self, e: Expr, dims: tuple[Dim, ...]) -> str:
+        """Text of `e >= 0`; one about an axis's position or a loaded index is a variable, computed once."""
+        named = self.name(e)
+        subject = next(
+            (a for t, c in named.terms.items() if len(t) == 1 and abs(c) == 1 for a in t if isinstance(a, Named)), None
+        )
+        if subject is None:
+            return f"{self.render(named, dims)} >= 0"
+        definition = self.definitions[subject.name]
+        is_lane = any(subject == lane for lane in self.lanes.values())
+        if is_lane:
+            return self._comparison(named, subject, self.atom_text(subject, dims, False), dims)
+        if named not in self.conditions:
+            variable = self.fresh(f"{subject.name}_ok")
+            self.conditions[named] = variable
+            self.head.append(f"{variable} = {self._comparison(named, subject, subject.name, definition.dims)}")
+        variable = self.conditions[named]
+        if definition.dims and len(definition.dims) < len(dims):
+            variable += f"[{', '.join(':' if dim in definition.dims else 'None' for dim in dims)}]"
+        return variable
+
+    def _comparison(self, named: Expr, subject: Named, text: str, dims: tuple[Dim, ...]) -> str:
+        if named.coefficient(subject) == -1:
+            return f"{text} < {self.render(named + subject.expr + 1, dims) or '0'}"
+        return f"{text} >= {self.render(subject.expr - named, dims) or '0'}"
+
+
+def _fill(tensor: Tensor) -> float | int:
+    """What lanes without an element read as: the tensor's fill, 0 without one, as a number of its kind."""
+    is_float = "float" in tensor.source.dtype or tensor.source.dtype.startswith("like:")
+    fill = 0 if tensor.fill is None else tensor.fill
+    return float(fill) if is_float else fill
+
+
+def _axis_limit(tensors: Iterable[Tensor], name: str, default: int | None) -> int | None:
+    """The largest size of the axis, plus a tile, bounds its positions better than program times tile."""
+    sizes = [top(a.size) for t in tensors for a in t.source.axes if a.name and singular(a.name) == name]
+    known = [s for s in sizes if s is not None]
+    if not known or default is None:
+        return default
+    return min(default, max(known) + 65536)
+
+
+def _lane(axis: Axis) -> Index:
+    padded = lane_size(axis.size)
+    return Index(str(axis.name), axis.size if padded is None else const(padded), "lane")
+
+
+def _neighbours(e: Expr, outer: Index, inner: Index, strict: bool) -> bool:
+    """May `outer` and `inner` be one lane in `e`? In a condition, `e` may also depend on the outer one alone."""
+    deep = e.atoms()
+    if outer not in deep and inner not in deep:
+        return not strict
+    high, low = e.coefficient(outer), e.coefficient(inner)
+    shallow = e.atoms(deep=False)
+    if (outer in deep and outer not in shallow) or (inner in deep and inner not in shallow):
+        return False
+    if high is None or low is None:
+        return False
+    if high == low * inner.size:
+        return True
+    return not strict and not low.terms
+
+
+def _rejoin(e: Expr, outer: Index, inner: Index, joined: Index, apart: Mapping[Atom, Expr | int]) -> Expr:
+    high, low = e.coefficient(outer), e.coefficient(inner)
+    if high is not None and low is not None and low.terms and high == low * inner.size:
+        return e - high * outer.expr - low * inner.expr + low * joined.expr
+    return e.substitute(apart)
+
+
+def _replace_outer(e: Expr, values: Mapping[Atom, Expr | int]) -> Expr:
+    """Replaces atoms of the products themselves, without looking into divisions."""
+    out = const(0)
+    for term, c in e.terms.items():
+        product = const(c)
+        for atom in term:
+            value = values.get(atom, atom.expr)
+            product = product * value
+        out = out + product
+    return out

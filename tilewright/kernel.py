@@ -1,0 +1,236 @@
+"""A kernel: arrangements and applications paired, with the operator's arguments and checks."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright import rules as rule_files
+from tilewright.access import Places
+from tilewright.errors import GenerationError
+from tilewright.expr import Expr, Size, const, wrap
+from tilewright.rules import Rule, Rules
+from tilewright.tensor import Tensor
+from tilewright.translate import Translator
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor argument of an operator.
+
+    Attributes:
+        tensor: its axes, sizes and dtype; several dtypes as `bfloat16|float16`, another argument's as `like:q`.
+        layout: "contiguous", "strided" (any strides) or "rows" (unit stride along the last axis).
+        least_rank: at least that many axes instead of exactly the tensor's; only axis 0 and the last are then used.
+        mutated: the operator writes it.
+    """
+
+    tensor: Tensor
+    layout: str = "contiguous"
+    least_rank: int | None = None
+    mutated: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(self.tensor.source.dtype.split("|"))
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number argument: a float, or an integer that is a size of the contract."""
+
+    name: str
+    size: Size | None = None
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A check beyond ranks, sizes, dtypes, layouts and devices.
+
+    Attributes:
+        kind: "ShapeError", "DtypeError", "LayoutError" or "ContractError".
+        holds: Python text over the arguments, true where the call is right.
+        message: text of an f-string over the arguments.
+        needs: the tensor arguments whose rank must be right before this can be asked.
+    """
+
+    kind: str
+    holds: str
+    message: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An arrangement with its application: the programs of one kind in a launch.
+
+    `arrange(**tile sizes)` returns the application's arguments by name: arranged tensors, sizes, numbers, and the name
+    of a float argument as text.
+    """
+
+    name: str
+    arrange: Callable[..., Mapping[str, Any]]
+    application: Callable[..., None]
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.arrange).parameters)
+
+
+@dataclass(frozen=True)
+class BranchText:
+    """The device function of a branch."""
+
+    name: str
+    parameters: tuple[str, ...]
+    source: str
+    grid: Expr
+    helpers: tuple[str, ...]
+    sizes: Mapping[str, Size]
+    pointers: Mapping[str, Any]
+    scalars: tuple[str, ...]
+    masks: tuple[tuple[str, str, tuple[Expr, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operator's kernel, for every device and configuration.
+
+    Attributes:
+        name: the operator's name, also the kernel's.
+        arguments: tensor and number arguments in the public order.
+        branches: programs of the first come first in the launch.
+        divides: a tile parameter and the size it may divide; where it does, masks along it are dropped.
+        derived: host text of sizes that no argument's shape or stride gives.
+        quantities: host text of what dispatch rules may ask.
+        requirements: further checks.
+    """
+
+    name: str
+    arguments: Sequence[Argument | Scalar]
+    branches: Sequence[Branch]
+    divides: Mapping[str, Size] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
+    quantities: Mapping[str, str] = field(default_factory=dict)
+    requirements: Sequence[Requirement] = ()
+
+    @property
+    def tensors(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if isinstance(a, Argument))
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The arrangement's parameters, in order of the branches."""
+        return tuple(dict.fromkeys(tile for branch in self.branches for tile in branch.tiles))
+
+    def rules(self, device: str) -> Rules:
+        """The dispatch rules of `device`."""
+        return rule_files.load(self.name, device, self.tiles, tuple(self.quantities))
+
+    def tile_size(self, tile: str, bound: Mapping[str, int], exact: bool) -> Expr:
+        """A tile parameter as an expression: its literal where bound, else a `tl.constexpr`."""
+        if tile in bound:
+            return const(bound[tile])
+        divides = self.divides[tile].expr if exact and tile in self.divides else None
+        return Size(tile, "tile", low=1, high=1024, divides=divides).expr
+
+    def branch(
+        self, number: int, lowering: Mapping[str, str], bound: Mapping[str, int] | None = None, exact: bool = True
+    ) -> BranchText:
+        """The device function of branch `number`.
+
+        Args:
+            lowering: how capabilities are spelt, from a profile.
+            bound: tile sizes that become literals; the others stay `tl.constexpr` parameters.
+            exact: whether the tiles of `divides` divide their sizes.
+        """
+        branch = self.branches[number]
+        sizes = {tile: self.tile_size(tile, bound or {}, exact) for tile in branch.tiles}
+        arranged = dict(branch.arrange(**sizes))
+        tensors = {name: value for name, value in arranged.items() if isinstance(value, Tensor)}
+        places = Places(
+            tensors,
+            fold=lowering["pair"] == "reshape_split_join",
+            recast=lowering["ptr_recast"] == "in_kernel",
+            reserved={"pid", "tl", "triton", *(a.name for a in self.arguments), *self.tiles, *_size_names(arranged)},
+        )
+        translator = Translator(places, lowering)
+        translator.run(branch.application, arranged)
+        grid = const(1)
+        for axis in places.grid:
+            grid = grid * axis.size
+        places.text(grid)
+        lines = [item if isinstance(item, str) else item.text for item in places.head] + translator.body
+        order = [a.name for a in self.arguments]
+        used = sorted(places.pointers, key=lambda n: (order.index(n) if n in order else len(order), n))
+        parameters = [
+            "pid",
+            *used,
+            *translator.scalars,
+            *(n for n, s in places.sizes.items() if s.kind == "runtime"),
+            *(f"{n}: tl.constexpr" for n, s in places.sizes.items() if s.kind != "runtime"),
+        ]
+        doc = (inspect.getdoc(branch.application) or branch.name).splitlines()[0]
+        body = "\n".join(f"    {line}" for line in lines)
+        source = (
+            f"@triton.jit\ndef {branch.name}({', '.join(parameters)}):\n"
+            f'    """{doc}"""\n{body}\n'
+        )
+        return BranchText(
+            branch.name, tuple(p.split(":")[0] for p in parameters), source, grid, tuple(translator.helpers),
+            places.sizes, {n: places.pointers[n] for n in used}, tuple(translator.scalars), tuple(translator.masks),
+        )  # fmt: skip
+
+    def application_hash(self) -> str:
+        """Hash of the text of all applications and of the functions of the project they call."""
+        seen: dict[str, str] = {}
+
+        def visit(function: Callable[..., Any]) -> None:
+            key = f"{function.__module__}.{function.__qualname__}"
+            if key in seen:
+                return
+            seen[key] = inspect.getsource(function)
+            for value in inspect.getclosurevars(function).globals.values():
+                if inspect.isfunction(value):
+                    visit(value)
+
+        for branch in self.branches:
+            visit(branch.application)
+        return hashlib.sha256("\n".join(seen[k] for k in sorted(seen)).encode()).hexdigest()[:12]
+
+    def checked_config(self, config: Mapping[str, int]) -> dict[str, int]:
+        """`config` with every parameter present and a power of two.
+
+        Raises:
+            GenerationError: naming each parameter that is missing, unknown or no power of two.
+        """
+        wanted = {*self.tiles, "num_warps", "num_stages"}
+        problems = [f"{k} is missing" for k in sorted(wanted - set(config))]
+        problems += [f"{k} is unknown" for k in sorted(set(config) - wanted)]
+        for key, value in config.items():
+            if not isinstance(value, int) or value < 1 or (key != "num_stages" and value & (value - 1)):
+                problems.append(f"{key} = {value} is no power of two")
+        if problems:
+            raise GenerationError(f"{self.name}: configuration {dict(config)}: {'; '.join(problems)}")
+        return dict(config)
+
+
+def forced(config: Mapping[str, int]) -> Rules:
+    """Rules that always give `config`."""
+    return Rules((Rule({}, dict(config), "stated", "the caller"),), "a configuration given by the caller")
+
+
+def _size_names(arranged: Mapping[str, Any]) -> set[str]:
+    names: set[str] = set()
+    for value in arranged.values():
+        if isinstance(value, Tensor):
+            for e in (*value.source.strides, *(a.size for level in value.levels for a in level)):
+                names |= {a.name for a in wrap(e).atoms() if isinstance(a, Size)}
+    return names

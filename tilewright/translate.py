@@ -1,0 +1,442 @@
+"""From an application's text to the body of a device function."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.access import Access, Places
+from tilewright.errors import ApplicationError
+from tilewright.expr import Expr, Size, render
+from tilewright.language import HELPERS, Joined, Value, Word, binary, opened, reshaped
+from tilewright.tensor import Axis, Tensor
+
+
+@dataclass(frozen=True)
+class TileRef:
+    """A parameter that is a tile: not read before something needs its value."""
+
+    parameter: str
+    dtype: str | None = None
+
+
+@dataclass(eq=False)
+class Frame:
+    """One application, or one function it calls, while its text is read."""
+
+    function: Callable[..., Any]
+    values: dict[str, Any]
+    file: str
+    first_line: int
+    names: dict[str, str] = field(default_factory=dict)  # local name -> generated name
+
+
+@dataclass
+class Translator:
+    """Reads an application and writes the body of its device function; the `Scope` of the words."""
+
+    places: Places
+    lowering: Mapping[str, str]
+    body: list[str] = field(default_factory=list)
+    helpers: dict[str, None] = field(default_factory=dict)
+    masks: list[tuple[str, str, tuple[Expr, ...]]] = field(default_factory=list)
+    scalars: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.order = list(self.places.axes)
+        self.loaded: dict[tuple[Any, ...], Value] = {}
+        self.kept: dict[str, Value] = {}
+        self.stored: dict[str, str] = {}
+        self.targets: tuple[str, ...] = ()
+        self.node: ast.AST | None = None
+
+    def run(self, application: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Translates `application` called with `arguments` (tensors, sizes, numbers, names of float arguments)."""
+        values: dict[str, Any] = {}
+        for name in inspect.signature(application).parameters:
+            if name not in arguments:
+                raise ApplicationError(f"{application.__name__}: its parameter {name} is not in the arrangement")
+            value = arguments[name]
+            values[name] = TileRef(name) if isinstance(value, Tensor) else self._scalar(name, value)
+        unused = set(arguments) - set(values)
+        if unused:
+            raise ApplicationError(f"{application.__name__}: has no parameter {', '.join(sorted(unused))}")
+        self._call(application, values)
+
+    def _scalar(self, name: str, value: Any) -> Value:
+        if isinstance(value, bool | int | float):
+            return literal(value)
+        if isinstance(value, Size | Expr):
+            size = value.expr if isinstance(value, Size) else value
+            if size.value is not None:
+                return literal(size.value)
+            return Value(self.places.text(size), "int32", binds=9 if size.single else 6)
+        if isinstance(value, str):  # the name of a float argument of the operator
+            self.scalars[value] = None
+            return Value(value, "float32")
+        raise ApplicationError(f"parameter {name}: {value!r} is no tile, size or number")
+
+    # -- reading text
+    def _call(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except OSError as error:
+            raise ApplicationError(f"{function.__name__}: its text cannot be found") from error
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        if not isinstance(tree, ast.FunctionDef):
+            raise ApplicationError(f"{function.__name__} is not a plain function")
+        frame = Frame(function, values, inspect.getsourcefile(function) or "?", first)
+        if self.frames:
+            self.body.append(f"# {_short(frame)}:{first}")
+        self.frames.append(frame)
+        result = None
+        for statement in tree.body:
+            self.node = statement
+            if isinstance(statement, ast.Return):
+                result = self._value(statement.value) if statement.value else None
+                break
+            self._statement(statement)
+        self.frames.pop()
+        return result
+
+    def _statement(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self._assign(node.targets[0], node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            left = self._value(ast.Name(node.target.id, ast.Load()))
+            self._store(node.target, binary(self, type(node.op).__name__, left, self._value(node.value)))
+        elif isinstance(node, ast.If):
+            self._if(node)
+        else:
+            raise self.refuse("this statement has no meaning in an application")
+
+    def _if(self, node: ast.If) -> None:
+        test = self._value(node.test)
+        if not isinstance(test, Value) or not isinstance(test.literal, bool):
+            raise self.refuse("an if chooses by a flag of the operator; choose among values with where()")
+        for statement in node.body if test.literal else node.orelse:
+            self.node = statement
+            self._statement(statement)
+
+    def _assign(self, target: ast.expr, expression: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._store(target, self._value(expression))
+            return
+        if not isinstance(target, ast.Tuple) or not all(isinstance(t, ast.Name) for t in target.elts):
+            raise self.refuse("only names and tuples of names can be assigned to")
+        names = [t for t in target.elts if isinstance(t, ast.Name)]
+        self.targets = tuple(t.id for t in names)
+        values = self._value(expression)
+        self.targets = ()
+        if not isinstance(values, tuple) or len(values) != len(names):
+            raise self.refuse(f"{len(names)} names are assigned, the right side has another number of values")
+        plain = all(isinstance(v, Value) for v in values) and not any(self._is_tile(t) for t in names)
+        written = [self._local(t.id) for t in names] if plain else []
+        clash = plain and any(
+            _mentions(values[j].code, written[i]) and values[i].code != written[i]
+            for i in range(len(names)) for j in range(i + 1, len(names))
+        )  # fmt: skip
+        if clash:  # simultaneous, as Python means it
+            self._forget(*written)
+            self.body.append(f"{', '.join(written)} = {', '.join(v.code for v in values)}")
+            for name, generated, value in zip(names, written, values, strict=True):
+                self.frames[-1].values[name.id] = Value(generated, value.dtype, value.dims)
+            return
+        for name, value in zip(names, values, strict=True):
+            self._store(name, value)
+
+    def _is_tile(self, target: ast.Name) -> bool:
+        return isinstance(self._parameter(target.id), TileRef)
+
+    def _parameter(self, name: str) -> Any:
+        return self.frames[-1].values.get(name) if name in self.places.tensors and len(self.frames) == 1 else None
+
+    def _store(self, target: ast.Name, value: Any) -> None:
+        reference = self._parameter(target.id)
+        if isinstance(reference, TileRef):
+            self._store_tile(target.id, value)
+            return
+        frame = self.frames[-1]
+        if isinstance(value, Joined | TileRef | tuple):
+            frame.values[target.id] = value
+            return
+        if value.literal is not None:
+            frame.values[target.id] = value
+            return
+        if value.code.isidentifier():  # another name for the same variable
+            frame.values[target.id] = value
+            return
+        generated = self._local(target.id)
+        self._forget(generated)
+        self.body.append(f"{generated} = {value.code}")
+        frame.values[target.id] = Value(generated, value.dtype, value.dims)
+
+    def _local(self, name: str) -> str:
+        """The generated name to assign a local variable to; one that another variable still means is left alone."""
+        frame = self.frames[-1]
+        generated = frame.names.get(name)
+        meant_elsewhere = any(
+            isinstance(v, Value) and v.code == generated
+            for f in self.frames for n, v in f.values.items() if not (f is frame and n == name)
+        )  # fmt: skip
+        if generated is None or meant_elsewhere:
+            generated = frame.names[name] = self.places.fresh(name)
+        return generated
+
+    def _forget(self, *names: str) -> None:
+        self.kept = {
+            code: value for code, value in self.kept.items() if not any(_mentions(code, n) for n in names)
+        }
+
+    # -- expressions
+    def _value(self, node: ast.expr) -> Any:
+        self.node = node
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else literal(node.value)
+        if isinstance(node, ast.Name):
+            return self._look_up(node.id)
+        if isinstance(node, ast.Tuple):
+            return tuple(self._value(element) for element in node.elts)
+        if isinstance(node, ast.BinOp):
+            left, right = self._value(node.left), self._value(node.right)
+            self.node = node
+            return binary(self, type(node.op).__name__, left, right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return binary(self, type(node.ops[0]).__name__, self._value(node.left), self._value(node.comparators[0]))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self.read(self._value(node.operand))
+            if value.literal is not None:
+                return literal(-value.literal)
+            return Value(f"-{value.bound(8)}", value.dtype, value.dims, 8)
+        if isinstance(node, ast.Call):
+            return self._word(node)
+        raise self.refuse("this expression has no meaning in an application")
+
+    def _look_up(self, name: str) -> Any:
+        frame = self.frames[-1]
+        if name in frame.values:
+            return frame.values[name]
+        outer = inspect.getclosurevars(frame.function)
+        value = {**outer.globals, **outer.nonlocals}.get(name)
+        if isinstance(value, bool | int | float):
+            return literal(value)
+        raise self.refuse(f"{name} is not defined here")
+
+    def _word(self, node: ast.Call) -> Any:
+        if not isinstance(node.func, ast.Name):
+            raise self.refuse("only words of tilewright.language and plain functions can be called")
+        outer = inspect.getclosurevars(self.frames[-1].function)
+        function = {**outer.globals, **outer.nonlocals}.get(node.func.id)
+        arguments: list[Any] = []
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                spread = self._value(argument.value)
+                if not isinstance(spread, tuple):
+                    raise self.refuse("only a tuple can be spread")
+                arguments.extend(spread)
+            else:
+                arguments.append(self._value(argument))
+        if isinstance(function, Word):
+            self.node = node
+            try:
+                return function.lower(self, *arguments)
+            except TypeError as error:
+                raise self.refuse(f"{function.name}() does not take these operands: {error}") from error
+        if not inspect.isfunction(function):
+            raise self.refuse(f"{node.func.id} is no word of tilewright.language and no function")
+        if node.keywords:
+            raise self.refuse(f"{node.func.id}: pass its parameters by position")
+        names = list(inspect.signature(function).parameters)
+        if len(names) != len(arguments):
+            raise self.refuse(f"{node.func.id} takes {len(names)} parameters, {len(arguments)} are given")
+        targets, self.targets = self.targets, ()
+        bound = [self.keep(a, n) if isinstance(a, Value) else a for n, a in zip(names, arguments, strict=True)]
+        result = self._call(function, dict(zip(names, bound, strict=True)))
+        self.targets = targets
+        return result
+
+    # -- the Scope of the words
+    def refuse(self, message: str) -> ApplicationError:
+        """An error that points at the application's own line."""
+        frame = self.frames[-1]
+        line = frame.first_line + getattr(self.node, "lineno", 1) - 1
+        text = linecache.getline(frame.file, line).rstrip()
+        indent = len(text) - len(text.lstrip())
+        dedent = _function_indent(frame)
+        column = getattr(self.node, "col_offset", 0) + dedent
+        pointer = " " * (max(column, indent)) + "^"
+        return ApplicationError(
+            f"{frame.function.__name__}: {message}\n  {_short(frame)}:{line}\n    {text}\n    {pointer}"
+        )
+
+    def helper(self, name: str) -> str:
+        if name not in HELPERS:
+            raise self.refuse(f"no lowering {name}")
+        self.helpers[name] = None
+        return name
+
+    def keep(self, value: Value, hint: str) -> Value:
+        if value.code.isidentifier() or value.literal is not None:
+            return value
+        if value.code not in self.kept:
+            name = self.places.fresh(hint)
+            self.body.append(f"{name} = {value.code}")
+            self.kept[value.code] = Value(name, value.dtype, value.dims)
+        return self.kept[value.code]
+
+    def lane(self, axis: str) -> Value:
+        found = self.axis(axis)
+        if found.size == 1:
+            return literal(0)
+        return Value(self.places.lane((found,)).name, "int32", ((found,),))
+
+    def axis(self, name: str) -> Axis:
+        if name not in self.places.axes:
+            raise self.refuse(f"there is no axis {name}, only {', '.join(self.places.axes)}")
+        return self.places.axes[name]
+
+    def size_text(self, axis: Axis) -> str:
+        return self.places.text(axis.size)
+
+    def load_as(self, operand: Any, dtype: str) -> Any:
+        if isinstance(operand, TileRef):
+            return TileRef(operand.parameter, dtype)
+        value = self.read(operand)
+        if value.dtype == dtype:
+            return value
+        return Value(f"{value.bound(9)}.to(tl.{dtype})", dtype, value.dims)
+
+    def read(self, operand: Any) -> Value:
+        if isinstance(operand, TileRef):
+            return self._load(operand, self.places.access(operand.parameter), operand.parameter)
+        if isinstance(operand, Joined):
+            return self._joined(operand)
+        if isinstance(operand, Value):
+            return operand
+        raise self.refuse(f"{operand!r} is no value")
+
+    def split(self, operand: Any, axis: str) -> tuple[Value, Value]:
+        found = self.axis(axis)
+        if found.size != 2:
+            raise self.refuse(f"axis {axis} has {found.size} positions, split() needs 2")
+        if isinstance(operand, Joined) and operand.axis == axis:
+            return operand.first, operand.second
+        if isinstance(operand, TileRef) and not self._interleaved(operand.parameter, axis):
+            sides = []
+            for side, suffix in enumerate(("first", "second")):
+                name = f"{operand.parameter}_{suffix}"
+                access = self.places.access(operand.parameter, {axis: side}, f"_{suffix}")
+                sides.append(self._load(operand, access, name))
+            return sides[0], sides[1]
+        value = opened(self, self.read(operand), [axis])
+        if not value.dims or value.dims[-1] != (found,):
+            raise self.refuse(f"split() along {axis}: it is not the innermost axis of {value.names}")
+        hints = self.targets if len(self.targets) == 2 and not self._shadows() else ("first", "second")
+        if len(self.targets) == 2 and not self._shadows():
+            names = [self._local(name) for name in hints]
+            self._forget(*names)
+        else:
+            names = [self.places.fresh(name) for name in hints]
+        self.body.append(f"{', '.join(names)} = tl.split({value.code})")
+        return Value(names[0], value.dtype, value.dims[:-1]), Value(names[1], value.dtype, value.dims[:-1])
+
+    def _shadows(self) -> bool:
+        return any(self._parameter(name) is not None for name in self.targets)
+
+    def _interleaved(self, parameter: str, axis: str) -> bool:
+        """Are the two sides of `axis` neighbours in memory?"""
+        tensor = self.places.tensors[parameter]
+        names = [str(a.name) for a in tensor.levels[1]]
+        return bool(names) and names[-1] == axis
+
+    def _joined(self, value: Joined) -> Value:
+        from tilewright.language import aligned
+
+        (a, b), dims = aligned(self, [value.first, value.second])
+        return Value(f"tl.join({a.code}, {b.code})", a.dtype, (*dims, (self.axis(value.axis),)))
+
+    # -- memory
+    def _load(self, reference: TileRef, access: Access, name: str) -> Value:
+        key = (access.pointers, reference.dtype)
+        if key in self.loaded:
+            return self.loaded[key]
+        tensor = self.places.tensors[reference.parameter]
+        memory = tensor.source.memory
+        if memory in self.stored:
+            raise self.refuse(f"{reference.parameter} is read after {self.stored[memory]} was stored in the same memory")
+        text = f"tl.load({access.pointers}"
+        if access.mask:
+            text += f", mask={access.mask}, other={access.fill}"
+        text += ")"
+        dtype = tensor.source.dtype
+        if reference.dtype and dtype != reference.dtype:
+            text, dtype = f"{text}.to(tl.{reference.dtype})", reference.dtype
+        generated = self.places.fresh(name)
+        if len(self.frames) == 1 and name == reference.parameter:
+            self.frames[0].names.setdefault(name, generated)
+        self.places.head.append(f"{generated} = {text}")
+        self.masks.append((reference.parameter, "load", access.conditions))
+        self.loaded[key] = Value(generated, dtype, access.dims)
+        return self.loaded[key]
+
+    def _store_tile(self, parameter: str, value: Any) -> None:
+        tensor = self.places.tensors[parameter]
+        if isinstance(value, Joined) and not self._interleaved(parameter, value.axis):
+            for side, part in enumerate((value.first, value.second)):
+                suffix = "_first" if side == 0 else "_second"
+                self._write(parameter, self.places.access(parameter, {value.axis: side}, suffix), part)
+        else:
+            self._write(parameter, self.places.access(parameter), self.read(value))
+        self.stored[tensor.source.memory] = parameter
+
+    def _write(self, parameter: str, access: Access, value: Value) -> None:
+        from tilewright.language import expanded
+
+        held = [axis for dim in access.dims for axis in dim]
+        missing = [axis.name for axis in value.axes if axis not in held]
+        if missing:
+            raise self.refuse(f"{parameter} has no axis {', '.join(map(str, missing))} to store the value along")
+        if value.dims and set(value.axes) != set(held):
+            value = expanded(self, value, access.dims)
+        elif value.dims:
+            value = reshaped(self, value, access.dims)
+        text = value.bound(9)
+        if value.literal is None:
+            text = f"{text}.to({access.element})" if access.element != f"tl.{value.dtype}" else value.code
+        mask = f", mask={access.mask}" if access.mask else ""
+        self.body.append(f"tl.store({access.pointers}, {text}{mask})")
+        self.masks.append((parameter, "store", access.conditions))
+
+
+def literal(value: Any) -> Value:
+    """A Python number as a value."""
+    kind = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int32"
+    return Value(repr(value), kind, literal=value, binds=9 if isinstance(value, bool) or value >= 0 else 8)
+
+
+def _mentions(code: str, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(ast.parse(code, mode="eval")))
+
+
+def _short(frame: Frame) -> str:
+    """`applications/rope.py` for a module of the project, the file otherwise."""
+    module = frame.function.__module__
+    if module.startswith("tilewright."):
+        return module.removeprefix("tilewright.").replace(".", "/") + ".py"
+    return frame.file
+
+
+def _function_indent(frame: Frame) -> int:
+    first = linecache.getline(frame.file, frame.first_line)
+    return len(first) - len(first.lstrip())
+
+
+__all__ = ["Sequence", "Translator", "TileRef", "render"]
