@@ -26,7 +26,17 @@ from deepseek_v4_reference import (
 )
 from torch import Tensor
 
-__all__ = ["CONTENTS", "Case", "Inputs", "check_cache", "check_q", "make", "reference", "run", "run_far"]
+__all__ = [
+    "CONTENTS",
+    "Case",
+    "Inputs",
+    "check_cache",
+    "check_q",
+    "make",
+    "reference",
+    "run",
+    "run_far",
+]
 
 UNTOUCHED = 0xAB  # what the cache holds before a call
 GUARD = 4096  # elements kept around q, bytes kept around the cache

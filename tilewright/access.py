@@ -168,6 +168,8 @@ class Places:
     def _size_name(self, atom: Atom) -> str:
         if not isinstance(atom, Size):
             raise GenerationError(f"{atom.label} is no size")
+        if atom.low == atom.high:
+            return str(atom.low)
         self.sizes.setdefault(atom.name, atom)
         return atom.name
 

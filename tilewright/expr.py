@@ -397,9 +397,9 @@ def floordiv(num: Expr, den: Expr) -> Expr:
         reduced = _reduce(rest, den.value)
         if reduced is not None:
             return quotient + floordiv(*reduced)
-    elif not nonnegative(rest):  # floor((x - 1) / d) = floor((x - 1 + d) / d) - 1, which no one has to truncate
-        if nonnegative(rest + den):
-            quotient, rest = quotient - 1, rest + den
+    elif rest.terms.get((), 0) < 0 and nonnegative(rest + den):
+        # floor((x - 1) / d) = floor((x - 1 + d) / d) - 1: never negative, so no one has to truncate
+        quotient, rest = quotient - 1, rest + den
     inner = rest.single
     if isinstance(inner, Div):
         return quotient + floordiv(inner.num, inner.den * den)

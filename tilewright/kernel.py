@@ -136,10 +136,13 @@ class Kernel:
 
     def tile_size(self, tile: str, bound: Mapping[str, int], exact: bool) -> Expr:
         """A tile parameter as an expression: its literal where bound, else a `tl.constexpr`."""
-        if tile in bound:
-            return const(bound[tile])
         divides = self.divides[tile].expr if exact and tile in self.divides else None
-        return Size(tile, "tile", low=1, high=1024, divides=divides).expr
+        value = bound.get(tile)
+        if value is None:
+            return Size(tile, "tile", low=1, high=1024, divides=divides).expr
+        if divides is None or value == 1:
+            return const(value)
+        return Size(tile, "tile", low=value, high=value, divides=divides).expr
 
     def branch(
         self, number: int, lowering: Mapping[str, str], bound: Mapping[str, int] | None = None, exact: bool = True

@@ -138,8 +138,9 @@ def reshaped(scope: Scope, value: Value, dims: tuple[Dim, ...]) -> Value:
     if [a for dim in dims for a in dim] != list(value.axes):
         raise scope.refuse(f"{value.code} has axes {value.names}, not {[a.name for d in dims for a in d]} in this order")
     out = replace(value, code=f"tl.reshape({value.code}, {shape_text(scope, dims)})", dims=dims, binds=ATOM)
-    changed = next(dim for dim in dims if dim not in value.dims)
-    return scope.keep(out, f"{value.code}_in_{changed[0].name}") if value.code.isidentifier() else out
+    if len(dims) < len(value.dims) or not value.code.isidentifier():
+        return out
+    return scope.keep(out, f"{value.code}_by_{dims[-1][0].name}")
 
 
 def shape_text(scope: Scope, dims: Sequence[Dim]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import GenerationError
-from tilewright.expr import INT32, Expr, Size, const, render
+from tilewright.expr import INT32, Expr, Size, render
 from tilewright.kernel import Argument, BranchText, Kernel, Scalar
 from tilewright.language import HELPERS
 from tilewright.layout import wrapped
@@ -145,7 +144,7 @@ class _Module:
         constexprs = [f"{n}: tl.constexpr" for n in (*self.constexprs, *self.tiles)]
         plain = [n for n in self.runtime if "stride" not in n] + (["first_program"] if self.chunked else [])
         lines = [
-            f"@triton.jit(do_not_specialize=[{', '.join(map(repr, plain))}])",
+            "@triton.jit(do_not_specialize=[" + ", ".join(f'"{n}"' for n in plain) + "])",
             f"def {variant.name}({', '.join(runtime + constexprs)}):",
             "    pid = tl.program_id(0)" + (" + first_program" if self.chunked else ""),
         ]
@@ -160,7 +159,7 @@ class _Module:
                 continue
             count = f"{branch.name}_programs"
             before = f"{start} + " if start else ""
-            lines.insert(3 + number, f"    {count} = {before}{render(branch.grid)}")
+            lines.insert(3 + number, f"    {count} = {before}{self._count(branch.grid)}")
             lines.append(f"    {'if' if not start else 'elif'} pid < {count}:\n        {call}")
             start = count
         return "\n".join(lines) + "\n"
@@ -399,17 +398,21 @@ class _Module:
     def _arguments(self) -> list[str]:
         return [*self.tensor_pointers(), *self.scalars, *self.runtime, *self.constexprs]
 
+    def _count(self, grid: Expr) -> str:
+        """Host text of a number of programs."""
+        text = render(grid, lambda a: str(a.low) if isinstance(a, Size) and a.low == a.high else a.label)
+        return text if len(grid.terms) == 1 else f"({text})"
+
     def tensor_pointers(self) -> list[str]:
         return [n for n in self.pointers if n not in self.views]
 
     def _launch(self) -> str:
         variants = self.variants
-        tiles = [*self.tiles, *self.fixed]
         lines = [
             f"def _launch(rule, config, {', '.join(self._arguments())}):",
             "    global last_launch",
             *(f'    {t} = config["{t}"]' for t in self.tiles),
-            "    programs = " + " + ".join(_product(b.grid, variants[-1 if len(variants) > 1 else 0]) for b in variants[-1].branches),
+            "    programs = " + " + ".join(self._count(b.grid) for b in variants[-1].branches),
             "    if programs == 0:",
             "        return",
         ]
@@ -417,8 +420,15 @@ class _Module:
             like = view.dtype.removeprefix("like:")
             lines.append(f"    {name} = {view.memory}.view({like}.dtype)")
         if len(variants) > 1:
-            test = " and ".join(f"{s.name} % {t} == 0" for t, s in self.kernel.divides.items() if t not in self.fixed or self.fixed[t] != 1)
-            lines.append(f"    kernel = {variants[0].name} if {test} else {variants[1].name}")
+            test = " and ".join(
+                f"{s.name} % {self.fixed.get(t, t)} == 0" for t, s in self.kernel.divides.items() if self.fixed.get(t) != 1
+            )
+            lines += [
+                f"    if {test}:",
+                f"        kernel = {variants[0].name}",
+                "    else:",
+                f"        kernel = {variants[1].name}",
+            ]
         else:
             lines.append(f"    kernel = {variants[0].name}")
         lines.append('    last_launch = (rule, config, kernel.__name__)')
@@ -435,13 +445,7 @@ class _Module:
             ]
         else:
             lines.append(f"    kernel[(programs,)]({', '.join([*runtime, *keywords])})")
-        del tiles
         return "\n".join(lines) + "\n"
-
-
-def _product(grid: Expr, variant: Variant) -> str:
-    text = render(grid)
-    return text if len(grid.terms) == 1 else f"({text})"
 
 
 def _inlined(text: str, host: Mapping[str, str], bound: list[str]) -> str:
@@ -454,15 +458,15 @@ def _inlined(text: str, host: Mapping[str, str], bound: list[str]) -> str:
 
 def _negated(condition: str) -> str:
     """`not a == b` as `a != b`."""
+    head, _, tail = condition.rpartition("not ")
+    if " in (" in tail:
+        return head + tail.replace(" in (", " not in (", 1)
     for operator, opposite in ((" == ", " != "), (" >= ", " < "), (" <= ", " > ")):
-        head, _, tail = condition.rpartition("not ")
         if tail.count(operator) == 1 and " and " not in tail and " in " not in tail:
             return head + tail.replace(operator, opposite)
-    return condition.replace("not ", "not ", 1)
+    return condition
 
 
 def _indented(text: str, indent: str) -> str:
     return "\n".join(indent + line if line else "" for line in text.splitlines())
 
-
-__all__ = ["module_text", "const", "itertools"]

@@ -146,7 +146,8 @@ class Translator:
         )  # fmt: skip
         if clash:  # simultaneous, as Python means it
             self._forget(*written)
-            self.body.append(f"{', '.join(written)} = {', '.join(v.code for v in values)}")
+            right = ", ".join(v.code for v in values)
+            self.body.append(f"{', '.join(written)} = {right if len(right) < 70 else f'({right})'}")
             for name, generated, value in zip(names, written, values, strict=True):
                 self.frames[-1].values[name.id] = Value(generated, value.dtype, value.dims)
             return
