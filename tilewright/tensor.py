@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.errors import ArrangementError
-from tilewright.expr import Expr, Loaded, Size, condition, const, nonnegative, wrap
+from tilewright.expr import Expr, Index, Loaded, Size, condition, const, nonnegative, wrap
 
 Indices = tuple[Expr, ...]
 Place = tuple[Indices, tuple[Expr, ...]]  # where in the source, and the conditions (each >= 0) under which it is there
@@ -46,11 +46,21 @@ class Source:
     choices: tuple[Source, ...] = ()  # of a stack: the first index says which
 
 
+@dataclass(frozen=True)
+class _TileSource(Source):
+    """Stands in for the source of a tile: positions in the inner levels of the tensor that locates by `parent`."""
+
+    parent: Locate | None = None
+    lengths: tuple[int, ...] = ()  # how many axes each of those levels has
+
+
 class Tensor:
     """A tensor named `name` with the axes of `axes` ("tokens heads dim") and sizes `shape`.
 
     Strides are counted in elements: None means row-major and contiguous; a tuple gives sizes or expressions.
     """
+
+    _owner: Tensor | None = None  # of a tile: the tensor whose `.dtype` it is
 
     def __init__(
         self,
@@ -65,6 +75,8 @@ class Tensor:
             raise ArrangementError(f"{name}: {len(names)} axes are named, {len(shape)} sizes are given")
         if len(set(names)) != len(names):
             raise ArrangementError(f"{name}: an axis is named twice in '{axes}'")
+        if strides is not None and len(strides) != len(names):
+            raise ArrangementError(f"{name}: {len(names)} axes are named, {len(strides)} strides are given")
         sizes = [wrap(size) for size in shape]
         source = Source(
             name=name,
@@ -117,34 +129,44 @@ class Tensor:
 
     @property
     def dtype(self) -> Any:
-        """The tile as a tensor of its own, or the element's dtype at the innermost level."""
+        """The tile as a tensor of its own, or the element's dtype at the innermost level.
+
+        Setting it changes this tensor, and `x.dtype.dtype = ...` changes x; tensors made from x before stay as they are.
+        """
         if len(self.levels) == 1:
             return self.source.dtype
         axes = tuple(axis for level in self.levels[1:] for axis in level)
-        stand_in = Source(self.name, axes, _row_major([a.size for a in axes]), self.source.dtype, self.name)
+        stand_in = _TileSource(
+            self.name, axes, _row_major([a.size for a in axes]), self.source.dtype, self.name,
+            parent=self._locate, lengths=tuple(map(len, self.levels[1:])),
+        )  # fmt: skip
         tile = _make(
             stand_in,
             self.levels[1:],
             lambda levels: (tuple(index for level in levels for index in level), ()),
             self.fill,
         )
-        tile._tile_of = (self._locate, tuple(map(len, self.levels[1:])))  # type: ignore[attr-defined]
+        tile._owner = self
         return tile
 
     @dtype.setter
     def dtype(self, tile: Tensor) -> None:
         new = self.with_dtype(tile)
         self._set(new.source, new.levels, new._locate, new.fill)
+        if self._owner is not None:
+            self._owner.dtype = self
+            own = self._owner.dtype
+            self._set(own.source, own.levels, own._locate, own.fill)
 
     def with_dtype(self, tile: Tensor) -> Tensor:
         """This tensor with its tile replaced by `tile`, which was made from `self.dtype`."""
-        parent = getattr(tile, "_tile_of", None)
-        if parent is None or parent[0] is not self._locate:
+        stand_in = tile.source if isinstance(tile, Tensor) else None
+        if not isinstance(stand_in, _TileSource) or stand_in.parent is not self._locate:
             raise ArrangementError(f"{self.name}: the new tile is not made from this tensor's own .dtype")
-        locate, lengths = parent
+        locate, in_tile, lengths = self._locate, tile._locate, stand_in.lengths
 
         def composed(levels: Sequence[Indices]) -> Place:
-            flat, conditions = tile._locate(levels[1:])
+            flat, conditions = in_tile(levels[1:])
             inner, start = [], 0
             for length in lengths:
                 inner.append(flat[start : start + length])
@@ -181,13 +203,17 @@ class Tensor:
         gaps = [const(1)] * self.ndim if dilation is None else [wrap(d) for d in dilation]
         self._one_each("tile", "dilations", gaps)
         for axis, size, step, gap in zip(self.axes, shape, steps, gaps, strict=True):
-            self._positive("tile size", axis, size)
-            self._positive("tile stride", axis, step)
+            if size != axis.size:  # a whole axis may be empty
+                self._positive("tile size", axis, size)
+            if step != axis.size:
+                self._positive("tile stride", axis, step)
             self._positive("dilation", axis, gap)
         outer = []
         for axis, size, step, gap in zip(self.axes, shape, steps, gaps, strict=True):
             room = axis.size - gap * (size - 1) - 1
-            count = (room if floor_mode else room + step - 1) // step + 1
+            count = (room if floor_mode else room + step - 1) // step + 1 if room != 0 else const(1)
+            if count.value is not None and count.value < 1:
+                raise ArrangementError(f"{self.name}.tile: no tile of {size} fits axis {axis}")
             outer.append(Axis(axis.name, count))
         old_axes, inner = self.axes, self._locate
 
@@ -207,6 +233,8 @@ class Tensor:
             keep = _is(size, -1) or wrap(size) == axis.size
             if not keep and axis.size != 1:
                 raise ArrangementError(f"{self.name}.expand: axis {axis} cannot become {size}, only 1 can")
+            if not keep and isinstance(size, int) and size < 1:
+                raise ArrangementError(f"{self.name}.expand: axis {axis} cannot become {size}")
             axes.append(axis if keep else Axis(axis.name, wrap(size)))
             kept.append(keep)
         zero = const(0)
@@ -249,7 +277,7 @@ class Tensor:
     ) -> Tensor:
         """Joins the axes from `start_dim` up to, not including, `end_dim` into one."""
         start = 0 if start_dim is None else self._dim("flatten", start_dim)
-        end = self.ndim if end_dim is None else self._dim("flatten", end_dim, self.ndim + 1)
+        end = self.ndim if end_dim in (None, self.ndim) else self._dim("flatten", end_dim)
         if end <= start:
             raise ArrangementError(f"{self.name}.flatten: axes {start} to {end} are none")
         joined = self.axes[start:end]
@@ -300,7 +328,10 @@ class Tensor:
         return self._derive(axes, to_old)
 
     def __getitem__(self, items: Any) -> Tensor:
-        """Slices, integers, None and an ellipsis, as in NumPy."""
+        """Slices, integers, None and an ellipsis, as in NumPy, but a slice may pass the end: nothing is there.
+
+        A negative step may stop at -1, before the first position. Source: `ninetoothed.Tensor`.
+        """
         items = items if isinstance(items, tuple) else (items,)
         if sum(item is Ellipsis for item in items) > 1:
             raise ArrangementError(f"{self.name}[...]: an ellipsis may stand once")
@@ -318,6 +349,9 @@ class Tensor:
                 out, dim = out._slice(dim, item), dim + 1
             elif isinstance(item, int | Size | Expr):
                 start = out._start(dim, item)
+                past = start - out.axes[dim].size
+                if (start.value or 0) < 0 or (past.value is not None and past.value >= 0):
+                    raise ArrangementError(f"{self.name}[...]: {item} is past axis {out.axes[dim]}")
                 out = out._slice(dim, slice(start, start + 1)).squeeze(dim)
             else:
                 raise ArrangementError(f"{self.name}[...]: {item!r} is no index, slice or None")
@@ -339,7 +373,7 @@ class Tensor:
             start = const(0) if step > 0 else axis.size - 1
         else:
             start = self._start(dim, part.start)
-        if part.stop is None:
+        if part.stop is None or (step < 0 and _is(part.stop, -1)):
             stop = axis.size if step > 0 else const(-1)
         else:
             stop = self._start(dim, part.stop)
@@ -364,7 +398,10 @@ class Tensor:
         """Renames axes of the outermost level: `x.rename(old="new")`."""
         for old in names:
             self._dim("rename", old)
-        axes = tuple(Axis(names.get(a.name or "", a.name or ""), a.size) for a in self.axes)
+        axes = tuple(Axis(names.get(a.name, a.name) if a.name else None, a.size) for a in self.axes)
+        for new in names.values():
+            if sum(a.name == new for a in axes) > 1:
+                raise ArrangementError(f"{self.name}.rename: axis {new} would be there twice in {self._text()}")
         return _make(self.source, (axes, *self.levels[1:]), self._locate, self.fill)
 
     def split(self, axis: str, **parts: SizeLike) -> Tensor:
@@ -415,7 +452,7 @@ class Tensor:
             value, conditions = at.at(where)
             old = tuple(value if d == dim else wrap(rest[d]) for d in range(len(rest)))
             if checks_above:
-                conditions = (*conditions, old_axis.size - 1 - value)
+                conditions = (*conditions, *_inside((value,), (old_axis,)))
             return old, conditions
 
         return self._derive(axes, to_old)
@@ -443,6 +480,8 @@ class Tensor:
             raise ArrangementError(f"{self.name}.index: above={above!r}, negative={negative!r}")
         if len(self.levels) != 1:
             raise ArrangementError(f"{self.name}.index: an index has one level, this has {len(self.levels)}")
+        if isinstance(self.source, _TileSource):
+            raise ArrangementError(f"{self.name}.index: a tile is no index, the tensor itself is")
         guarded = negative == "skip"
 
         def at(index: Indices) -> Place:
@@ -533,11 +572,16 @@ def computed(axes: Sequence[Axis], value: Callable[..., Any]) -> IndexTensor:
 
 def stack(*tensors: Tensor, axis: str) -> Tensor:
     """Several tensors of one shape and dtype along a new first axis; a gather along it picks one by its pointer."""
+    if not tensors:
+        raise ArrangementError("stack: no tensor is given")
     first = tensors[0]
-    for other in tensors[1:]:
+    probe = [Index(str(d), a.size).expr for d, a in enumerate(first.axes)]
+    for other in tensors:
+        if len(other.levels) != 1:
+            raise ArrangementError(f"stack: {other!r} is cut already")
         if (other.axes, other.source.dtype) != (first.axes, first.source.dtype):
             raise ArrangementError(f"stack: {other!r} differs from {first!r}")
-        if len(other.levels) != 1 or other.source.strides != first.source.strides:
+        if other.source.strides != first.source.strides or other.locate(probe) != first.locate(probe):
             raise ArrangementError(f"stack: {other!r} and {first!r} are not laid out alike")
     count = Axis(axis, const(len(tensors)))
     source = Source(
@@ -581,7 +625,8 @@ def _make(source: Source, levels: tuple[tuple[Axis, ...], ...], locate: Locate, 
 
 
 def _row_major(sizes: Sequence[Expr]) -> tuple[Expr, ...]:
-    strides, step = [], const(1)
+    strides: list[Expr] = []
+    step = const(1)
     for size in reversed(sizes):
         strides.insert(0, step)
         step = step * size

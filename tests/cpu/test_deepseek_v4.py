@@ -183,8 +183,9 @@ def test_forced_config_is_the_one_that_runs(tiling: tuple[int, int, int, int]) -
 # Faults that implementations of this operator have had
 
 
-def test_blocks_past_2_gib_are_addressed_in_64_bits() -> None:
-    run_far(operator, make(Case(17, 1, 16)), config=WIDE)
+@pytest.mark.parametrize("forced", [None, WIDE], ids=["by_size", "wide"])
+def test_blocks_past_2_gib_are_addressed_in_64_bits(forced: dict[str, int] | None) -> None:
+    run_far(operator, make(Case(17, 1, 16)), config=forced)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
@@ -195,6 +196,17 @@ def test_rotated_tail_of_identical_rows_is_stored_once(dtype: torch.dtype) -> No
     run(operator, inputs, repeats=2, config=WIDE)
     rows = stored(inputs)
     assert torch.equal(rows, rows[:1].expand_as(rows))
+
+
+@pytest.mark.parametrize("profile", SHIPPED)
+@pytest.mark.parametrize("thresholds", [None, 0], ids=["by_size", "first_rule"])
+def test_every_address_has_one_writer(profile: str, thresholds: int | None) -> None:
+    """As many bytes are stored as there are to write: two stores of one byte have no order."""
+    inputs = make(Case(9, 2, 16, inserted=7, slots="skipping"))
+    with interpret.counting() as counts:
+        operator(*inputs.arguments(), profile=profile, thresholds=thresholds)
+    rows = int((inputs.slot_mapping >= 0).sum())
+    assert counts.bytes_stored == 9 * 2 * 1024 + rows * 584
 
 
 @pytest.mark.parametrize("profile", ["nvidia-h200", "generic"])
