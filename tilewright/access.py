@@ -84,6 +84,7 @@ class Places:
         self.conditions: dict[Expr, str] = {}
         self.accesses: dict[tuple[object, ...], Access] = {}
         self.recasts: set[str] = set()
+        self.index_loads: dict[str, tuple[Expr, ...]] = {}
         self.axes = self._tile_axes()
         self._define_programs()
 
@@ -332,6 +333,7 @@ class Places:
             definition = Definition(variable, dims, text, text if is_long else f"{text}.to(tl.int64)", is_long)
             self.definitions[variable] = definition
             self.head.append(definition)
+            self.index_loads[value.source.name] = mask
             self.named[value] = Named(variable, None)
         return self.named[value]
 
@@ -454,6 +456,14 @@ class Places:
         if definition.dims and len(definition.dims) < len(dims):
             variable += f"[{', '.join(':' if dim in definition.dims else 'None' for dim in dims)}]"
         return variable
+
+    def describe(self, e: Expr) -> str:
+        """`e >= 0` as a person would write it: `token < num_tokens`."""
+        named = self.name(e)
+        for term, c in named.terms.items():
+            if len(term) == 1 and abs(c) == 1 and isinstance(term[0], Named):
+                return self._comparison(named, term[0], term[0].name, ())
+        return f"{render(named)} >= 0"
 
     def _comparison(self, named: Expr, subject: Named, text: str, dims: tuple[Dim, ...]) -> str:
         if named.coefficient(subject) == -1:

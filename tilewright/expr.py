@@ -30,6 +30,8 @@ class Atom:
         raise NotImplementedError
 
     def __lt__(self, other: Atom) -> bool:
+        if self.key == other.key:  # alike in name, yet apart
+            return repr(self) < repr(other)
         return self.key < other.key
 
     @cached_property
@@ -148,7 +150,7 @@ class Expr:
     def __init__(self, terms: Mapping[Term, int]):
         kept = [(t, c) for t, c in terms.items() if c]
         self.terms: dict[Term, int] = dict(sorted(kept, key=_term_order) if len(kept) > 1 else kept)
-        self._hash = hash(tuple(self.terms.items()))
+        self._hash = hash(frozenset(self.terms.items()))
 
     # -- identity
     def __eq__(self, other: object) -> bool:
@@ -249,7 +251,7 @@ class Expr:
 
     def substitute(self, values: Mapping[Atom, Expr | int]) -> Expr:
         """Replaces atoms everywhere, inside divisions and loads too."""
-        if not values or not any(a in values for a in self.atoms()):
+        if not values:
             return self
         out = const(0)
         for term, c in self.terms.items():
@@ -360,7 +362,7 @@ def _with_facts(e: Expr) -> Expr:
                     rest.remove(atom)
                     rest.remove(tile)
                     others = Expr({t: k for t, k in e.terms.items() if t != term})
-                    return others + Expr({tuple(rest): c}) * atom.num
+                    return _with_facts(others + Expr({tuple(rest): c}) * atom.num)
     return e
 
 
@@ -400,24 +402,37 @@ def floordiv(num: Expr, den: Expr) -> Expr:
     elif rest.terms.get((), 0) < 0 and nonnegative(rest + den):
         # floor((x - 1) / d) = floor((x - 1 + d) / d) - 1: never negative, so no one has to truncate
         quotient, rest = quotient - 1, rest + den
-    inner = rest.single
-    if isinstance(inner, Div):
-        return quotient + floordiv(inner.num, inner.den * den)
+    if any(c < 0 for c in rest.terms.values()) and not nonnegative(rest) and nonnegative(den - 1 - rest):
+        return quotient - floordiv(den - 1 - rest, den)  # floor(-x / d) = -floor((x + d - 1) / d)
+    c = rest.terms.get((), 0)
+    inner = (rest - c).single
+    if isinstance(inner, Div):  # (x // a + c) // b = (x + c * a) // (a * b)
+        return quotient + floordiv(inner.num + c * inner.den, inner.den * den)
     return quotient + Div(rest, den).expr
 
 
 def modulo(num: Expr, den: Expr) -> Expr:
     """`num % den` in normal form."""
-    if den.value == 1:
+    if den.value is not None:
+        if den.value <= 0:
+            raise ZeroDivisionError(f"{num} % {den}")
+        if num.value is not None:
+            return const(num.value % den.value)
+        if den.value == 1:
+            return const(0)
+    tile = den.single
+    if isinstance(tile, Size) and tile.divides == num:
         return const(0)
-    if num.value is not None and den.value is not None:
-        return const(num.value % den.value)
     _, rest = _split(num, den)
     if den.value is not None:
         c = rest.terms.get((), 0)
         rest = rest - c + c % den.value
     if not rest.terms or below(rest, den):
         return rest
+    reduced = None if den.value is None else _reduce(rest, den.value)
+    if den.value is not None and reduced is not None:  # (4 * p + a) % 64 = p % 16 * 4 + a
+        g = den.value // (reduced[1].value or 1)
+        return g * modulo(*reduced) + (rest - g * reduced[0])
     return Mod(rest, den).expr
 
 
@@ -468,6 +483,7 @@ def nonnegative(e: Expr) -> bool:
     return _nonnegative(e, 24)
 
 
+@lru_cache(maxsize=100_000)
 def _nonnegative(e: Expr, depth: int) -> bool:
     if e.value is not None:
         return e.value >= 0
@@ -492,10 +508,11 @@ def _worst(e: Expr) -> list[Expr]:
             continue
         rest = e - slope * atom.expr
         if nonnegative(-slope):
-            if downs := [slope * high + rest for high in _highs(atom)] + [d + rest for d in _div_ends(atom, slope)]:
+            if downs := [slope * high + rest for high in _highs(atom)] + [d + rest for d in _div_ends(atom, slope, -1)]:
                 return downs
         elif not lifting and nonnegative(slope):
-            lifting = [up for low in _lows(atom) if (up := slope * low + rest) != e]
+            ups = [slope * low for low in _lows(atom)] + _div_ends(atom, slope, 1)
+            lifting = [up + rest for up in ups if up + rest != e]
             if lifting and not isinstance(atom, Size):
                 return lifting
     return lifting
@@ -516,7 +533,6 @@ def _lows(atom: Atom) -> list[Expr]:
     if isinstance(atom, Size):
         return [const(atom.low)]
     if isinstance(atom, Div):
-        # d * (n // d) >= n - d + 1 is used where the slope holds d: see _div_ends
         return [const(0)] if nonnegative(atom.num) else []
     if isinstance(atom, Index | Mod | Test | Loaded):
         return [const(0)]
@@ -533,25 +549,29 @@ def _highs(atom: Atom) -> list[Expr]:
     if isinstance(atom, Test):
         return [const(1)]
     if isinstance(atom, Div):
+        highs = []
         top = _top(atom.num)
         if top is not None and atom.den.value is not None:
-            return [const(top // atom.den.value)]
-        highs = []
+            highs.append(const(top // atom.den.value))
         for inner in atom.num.atoms(deep=False):
             slope = atom.num.coefficient(inner)
-            if isinstance(inner, Index | Mod) and slope is not None and nonnegative(slope):
+            if isinstance(inner, Size | Index | Mod) and slope is not None and nonnegative(slope):
                 for high in _highs(inner):
-                    highs.append(floordiv(atom.num.substitute({inner: high}), atom.den))
+                    highs.append(floordiv(atom.num + slope * (high - inner.expr), atom.den))
+        if nonnegative(atom.num):
+            highs.append(atom.num)
         return highs
     return []
 
 
-def _div_ends(atom: Atom, slope: Expr) -> list[Expr]:
-    """`-k * d * (n // d) >= -k * n`."""
+def _div_ends(atom: Atom, slope: Expr, sign: int) -> list[Expr]:
+    """`d * (n // d)` lies between `n - d + 1` and `n`: the lower bound of `k * d * (n // d)`, k of that sign."""
     if not isinstance(atom, Div):
         return []
     k, rest = _split(slope, atom.den)
-    return [k * atom.num] if not rest.terms else []
+    if rest.terms:
+        return []
+    return [k * (atom.num - atom.den + 1 if sign > 0 else atom.num)]
 
 
 @lru_cache(maxsize=100_000)
@@ -577,8 +597,7 @@ def atom_top(atom: Atom) -> int | None:
     """The largest number an atom can be."""
     if isinstance(atom, Div):
         top = _top(atom.num)
-        low = atom.den.value or 1
-        return None if top is None else top // low
+        return None if top is None else max(top, 0) // (atom.den.value or 1)
     if isinstance(atom, Loaded):
         return None
     if isinstance(atom, Named):
@@ -687,7 +706,9 @@ def render(e: Expr, name: Callable[[Atom], str] | None = None) -> str:
     positive_first = sorted(e.terms.items(), key=lambda item: item[1] < 0)
     for term, c in positive_first:
         if not out:
-            out = ("-" if c < 0 else "") + product(term, abs(c))
+            text = product(term, abs(c))
+            is_division = len(term) == 1 and abs(c) == 1 and isinstance(term[0], Div | Mod)
+            out = text if c > 0 else f"-({text})" if is_division else f"-{text}"
         else:
             out += (" - " if c < 0 else " + ") + product(term, abs(c))
     return out or "0"

@@ -14,7 +14,7 @@ from tilewright.errors import GenerationError
 from tilewright.expr import Expr, Size, const, wrap
 from tilewright.rules import Rule, Rules
 from tilewright.tensor import Tensor
-from tilewright.translate import Translator
+from tilewright.translate import Mask, Translator
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class BranchText:
     sizes: Mapping[str, Size]
     pointers: Mapping[str, Any]
     scalars: tuple[str, ...]
-    masks: tuple[tuple[str, str, tuple[Expr, ...]], ...]
+    masks: tuple[Mask, ...]
 
 
 @dataclass(frozen=True)
@@ -193,20 +193,11 @@ class Kernel:
 
     def application_hash(self) -> str:
         """Hash of the text of all applications and of the functions of the project they call."""
-        seen: dict[str, str] = {}
+        return _text_hash([branch.application for branch in self.branches])
 
-        def visit(function: Callable[..., Any]) -> None:
-            key = f"{function.__module__}.{function.__qualname__}"
-            if key in seen:
-                return
-            seen[key] = inspect.getsource(function)
-            for value in inspect.getclosurevars(function).globals.values():
-                if inspect.isfunction(value):
-                    visit(value)
-
-        for branch in self.branches:
-            visit(branch.application)
-        return hashlib.sha256("\n".join(seen[k] for k in sorted(seen)).encode()).hexdigest()[:12]
+    def arrangement_hash(self) -> str:
+        """Hash of the text of all arrangements, as `application_hash`."""
+        return _text_hash([branch.arrange for branch in self.branches])
 
     def checked_config(self, config: Mapping[str, int]) -> dict[str, int]:
         """`config` with every parameter present and a power of two.
@@ -228,6 +219,24 @@ class Kernel:
 def forced(config: Mapping[str, int]) -> Rules:
     """Rules that always give `config`."""
     return Rules((Rule({}, dict(config), "stated", "the caller"),), "a configuration given by the caller")
+
+
+def _text_hash(functions: Sequence[Callable[..., Any]]) -> str:
+    """Hash of the functions' text and of those plain functions that they reach by name, the engine's left out."""
+    seen: dict[str, str] = {}
+
+    def visit(function: Callable[..., Any]) -> None:
+        key = f"{function.__module__}.{function.__qualname__}"
+        if key in seen:
+            return
+        seen[key] = inspect.getsource(function)
+        for value in inspect.getclosurevars(function).globals.values():
+            if inspect.isfunction(value) and value.__module__ not in ("tilewright.arrange", "tilewright.expr"):
+                visit(value)
+
+    for function in functions:
+        visit(function)
+    return hashlib.sha256("\n".join(seen[k] for k in sorted(seen)).encode()).hexdigest()[:12]
 
 
 def _size_names(arranged: Mapping[str, Any]) -> set[str]:

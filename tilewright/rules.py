@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -38,9 +38,11 @@ def load(operator: str, device: str, parameters: Sequence[str], quantities: Sequ
         ProfileError: unknown fields, a missing parameter, no provenance, or no rule that always fits.
     """
     file = resources.files("tilewright.ops") / "configs" / f"{device}.toml"
-    if not file.is_file():
-        file = resources.files("tilewright.ops") / "configs" / "generic.toml"
-    return parse(file.read_text(), f"configs/{device}.toml", operator, parameters, quantities)
+    if file.is_file():
+        return parse(file.read_text(), f"configs/{device}.toml", operator, parameters, quantities)
+    file = resources.files("tilewright.ops") / "configs" / "generic.toml"
+    rules = parse(file.read_text(), "configs/generic.toml", operator, parameters, quantities)
+    return replace(rules, status="only generated, with generic's rules")
 
 
 def parse(text: str, where: str, operator: str, parameters: Sequence[str], quantities: Sequence[str]) -> Rules:

@@ -6,13 +6,13 @@ import ast
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.access import Access, Places
 from tilewright.errors import ApplicationError
-from tilewright.expr import Expr, Size, render
+from tilewright.expr import Expr, Size
 from tilewright.language import HELPERS, Joined, Value, Word, binary, opened, reshaped
 from tilewright.tensor import Axis, Tensor
 
@@ -23,6 +23,16 @@ class TileRef:
 
     parameter: str
     dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The conditions of a load or store of a parameter's tile, each >= 0, and how a person would write them."""
+
+    parameter: str
+    kind: str
+    conditions: tuple[Expr, ...]
+    texts: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -44,7 +54,7 @@ class Translator:
     lowering: Mapping[str, str]
     body: list[str] = field(default_factory=list)
     helpers: dict[str, None] = field(default_factory=dict)
-    masks: list[tuple[str, str, tuple[Expr, ...]]] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)
     scalars: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,6 +78,8 @@ class Translator:
         if unused:
             raise ApplicationError(f"{application.__name__}: has no parameter {', '.join(sorted(unused))}")
         self._call(application, values)
+        for name, conditions in self.places.index_loads.items():
+            self._note(name, "index", conditions)
 
     def _scalar(self, name: str, value: Any) -> Value:
         if isinstance(value, bool | int | float):
@@ -384,7 +396,7 @@ class Translator:
         if len(self.frames) == 1 and name == reference.parameter:
             self.frames[0].names.setdefault(name, generated)
         self.places.head.append(f"{generated} = {text}")
-        self.masks.append((reference.parameter, "load", access.conditions))
+        self._note(reference.parameter, "load", access.conditions)
         self.loaded[key] = Value(generated, dtype, access.dims)
         return self.loaded[key]
 
@@ -414,7 +426,10 @@ class Translator:
             text = f"{text}.to({access.element})" if access.element != f"tl.{value.dtype}" else value.code
         mask = f", mask={access.mask}" if access.mask else ""
         self.body.append(f"tl.store({access.pointers}, {text}{mask})")
-        self.masks.append((parameter, "store", access.conditions))
+        self._note(parameter, "store", access.conditions)
+
+    def _note(self, parameter: str, kind: str, conditions: tuple[Expr, ...]) -> None:
+        self.masks.append(Mask(parameter, kind, conditions, tuple(map(self.places.describe, conditions))))
 
 
 def literal(value: Any) -> Value:
@@ -439,5 +454,3 @@ def _function_indent(frame: Frame) -> int:
     first = linecache.getline(frame.file, frame.first_line)
     return len(first) - len(first.lstrip())
 
-
-__all__ = ["Sequence", "Translator", "TileRef", "render"]
