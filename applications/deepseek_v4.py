@@ -8,13 +8,13 @@ from tilewright.applications.rope import rotate
 from tilewright.language import Tile, float32, join, position, split, where
 
 
-def q_head(x: Tile, cos: Tile, sin: Tile, eps: float) -> None:
+def q_head(x: Tile, cos: Tile, sin: Tile, dim: int, eps: float) -> None:
     """x = rotate(rms_norm(x)), in place, rounded once.
 
-    x [tokens, heads, pairs, side]; cos and sin [tokens, pairs] float32.
+    x [tokens, heads, pairs, side], `dim` lanes a head; cos and sin [tokens, pairs] float32.
     """
     first, second = split(float32(x), "side")
-    first, second = rms_norm(first, second, eps)
+    first, second = rms_norm(first, second, dim, eps)
     first, second = rotate(first, second, cos, sin)
     x = join(first, second, "side")
 

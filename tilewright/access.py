@@ -84,6 +84,7 @@ class Places:
         self.conditions: dict[Expr, str] = {}
         self.accesses: dict[tuple[object, ...], Access] = {}
         self.recasts: set[str] = set()
+        self.choices: dict[tuple[str, Expr], str] = {}
         self.index_loads: dict[str, tuple[Expr, ...]] = {}
         self.axes = self._tile_axes()
         self._define_programs()
@@ -127,6 +128,13 @@ class Places:
                 number = flat
             variable = self.fresh(singular(name))
             wide_number = f"({number})" if " " in number else number
+            if tile is not None and tile.size != 1 and " " in number:
+                counter = self.fresh(f"{singular(name)}_tile")
+                self._program(counter, (), number, f"{wide_number}.to(tl.int64)", top(axis.size), program, program.expr)
+                number = wide_number = counter
+            elif tile is not None and tile.size != 1:
+                self.named[program] = Named(number, top(axis.size))
+                self.definitions[number] = Definition(number, (), number, number)
             if tile is None or tile.size == 1:
                 self._program(variable, (), number, f"{wide_number}.to(tl.int64)", top(axis.size), program, program.expr)
                 continue
@@ -194,7 +202,10 @@ class Places:
 
     # -- accesses
     def access(self, parameter: str, fixed: Mapping[str, int] | None = None, suffix: str = "") -> Access:
-        """How the tile of `parameter` is reached; `fixed` pins axes to one position."""
+        """How the tile of `parameter` is reached; `fixed` pins axes to one position.
+
+        Axes along which nothing moves are left out: one element serves all their positions.
+        """
         fixed = dict(fixed or {})
         key = (parameter, tuple(sorted(fixed.items())))
         if key not in self.accesses:
@@ -222,9 +233,11 @@ class Places:
                 held.append(axis)
         place, conditions = tensor.locate(programs, lanes)
         mask = simplify_mask([*conditions, *extra])
+        moving = {a for e in (*place, *mask) for a in e.atoms()}
+        held = [axis for axis in held if _lane(axis) in moving]
         place, mask, dims = self._folded(tensor.source, place, mask, held)
         pointers = self.fresh(f"{parameter}{suffix}_ptrs")
-        base = self._base(tensor.source, place)
+        base = self._base(tensor.source, place, dims)
         offset = self.offset(tensor.source, place, dims)
         self.head.append(f"{pointers} = {base}" + (f" + {offset}" if offset else ""))
         return Access(
@@ -243,7 +256,7 @@ class Places:
         while self.fold and i + 1 < len(dims):
             outer, inner = lanes[i], lanes[i + 1]
             grid_axes = {str(a.name) for a in self.grid}
-            if outer.name in grid_axes or inner.name in grid_axes or outer.size.value is None:
+            if outer.name in grid_axes or inner.name in grid_axes or inner.size.value is None:
                 i += 1
                 continue
             offset = sum((p * s for p, s in zip(place, source.strides, strict=True)), const(0))
@@ -264,14 +277,9 @@ class Places:
                 self.named[lane] = self.lane(dim)
         return place, mask, tuple(dims)
 
-    def _base(self, source: Source, place: Sequence[Expr]) -> str:
+    def _base(self, source: Source, place: Sequence[Expr], dims: tuple[Dim, ...]) -> str:
         if source.choices:
-            which = place[0]
-            texts = [self._base(choice, place[1:]) for choice in source.choices]
-            out = texts[-1]
-            for number in reversed(range(len(texts) - 1)):
-                out = f"tl.where({self.render(which, ())} == {number}, {texts[number]}, {out})"
-            return out
+            return self._choice(source, place, dims)
         recast = source.memory != source.name and source.dtype != "uint8"
         if not recast:
             self.pointers.setdefault(source.memory, source)
@@ -284,6 +292,28 @@ class Places:
             self.recasts.add(source.name)
             self.head.append(f"{source.name} = {source.memory}.to(tl.pointer_type({self.element(source)}))")
         return source.name
+
+    def _choice(self, source: Source, place: Sequence[Expr], dims: tuple[Dim, ...]) -> str:
+        """The pointer of one of two tensors, chosen by a test; one pointer where the test is the same for all lanes."""
+        which = place[0].single
+        if len(source.choices) != 2 or not isinstance(which, Test):
+            raise GenerationError(f"{source.name}: a choice is between two tensors, by at_least(); this is {place[0]}")
+        first, second = (self._base(choice, place[1:], ()) for choice in source.choices)
+        named = self.name(which.num)
+        own = self.dims_of(named)
+        if (source.name, named) not in self.choices:
+            pointer = self.choices[source.name, named] = self.fresh(source.name)
+            self.head.append(f"{pointer} = tl.where({self._test(named, own)}, {second}, {first})")
+        pointer = self.choices[source.name, named]
+        if own and len(own) < len(dims):
+            return f"{pointer}[{', '.join(':' if dim in own else 'None' for dim in dims)}]"
+        return pointer
+
+    def _test(self, named: Expr, dims: tuple[Dim, ...]) -> str:
+        for term, c in named.terms.items():
+            if len(term) == 1 and abs(c) == 1 and isinstance(term[0], Named):
+                return self._comparison(named, term[0], self.atom_text(term[0], dims, False), dims)
+        return f"{self.render(named, dims)} >= 0"
 
     def element(self, source: Source) -> str:
         """The text of a source's dtype."""
@@ -325,7 +355,7 @@ class Places:
             mask = simplify_mask(value.mask)
             dims = self.dims_of(sum(map(self.name, value.index), const(0)))
             offset = self.offset(value.source, value.index, dims)
-            base = self._base(value.source, value.index)
+            base = self._base(value.source, value.index, dims)
             text = f"tl.load({base}" + (f" + {offset}" if offset else "")
             text += f", mask={self.mask(mask, dims)}, other={value.fill})" if mask else ")"
             variable = self.fresh(value.name)
@@ -383,11 +413,16 @@ class Places:
             sign = " + "
             if all(c < 0 for c in factor.terms.values()):
                 sign, factor = " - ", -factor
+            tests = [atom for atom in moving if isinstance(atom, Test)]
+            moving = tuple(atom for atom in moving if not isinstance(atom, Test))
             texts = [self.atom_text(atom, dims, len(moving) > 1 or factor != 1) for atom in moving]
             if factor != 1 or not texts:
                 text = self.text(factor)
                 texts.append(text if len(factor.terms) == 1 and " " not in text else f"({text})")
-            out += (sign if out else sign.strip(" +")) + " * ".join(texts)
+            text = " * ".join(texts)
+            for test in tests:
+                text = f"tl.where({self._test(test.num, dims)}, {text}, 0)"
+            out += (sign if out else sign.strip(" +")) + text
         return out
 
     def _position(self, moving: tuple[Atom, ...]) -> tuple[int, int]:

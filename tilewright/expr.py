@@ -43,15 +43,15 @@ class Atom:
 class Size(Atom):
     """A size: `kind` is "runtime", "constexpr" (a contract's size) or "tile" (a parameter of the arrangement).
 
-    `low` and `high` bound its value; `high` may name another size (`num_inserted <= num_tokens`). `divides` names a
-    size or an integer that is a multiple of this one, a condition that dispatch checks.
+    `low` and `high` bound its value; `high` may name another size (`num_inserted <= num_tokens`). `divides` names
+    sizes that are multiples of this one, a condition that dispatch checks.
     """
 
     name: str
     kind: str = "runtime"
     low: int = 0
     high: Expr | int = INT32
-    divides: Expr | None = None
+    divides: tuple[Expr, ...] = ()
 
     @property
     def label(self) -> str:
@@ -342,7 +342,7 @@ def wrap(value: Any) -> Expr:
 
 def at_least(value: Any, limit: Any) -> Expr:
     """1 where `value >= limit`, else 0."""
-    e = wrap(value) - limit
+    e = condition(wrap(value) - limit)
     if nonnegative(e):
         return const(1)
     if nonnegative(-e - 1):
@@ -357,7 +357,7 @@ def _with_facts(e: Expr) -> Expr:
         for atom in term:
             if isinstance(atom, Div):
                 tile = atom.den.single
-                if isinstance(tile, Size) and tile.divides == atom.num and tile in term:
+                if isinstance(tile, Size) and atom.num in tile.divides and tile in term:
                     rest = list(term)
                     rest.remove(atom)
                     rest.remove(tile)
@@ -366,14 +366,25 @@ def _with_facts(e: Expr) -> Expr:
     return e
 
 
-def _divided_by_facts(num: Expr, den: Expr) -> Expr | None:
+def _is_exact(div: Div) -> bool:
+    """Is this the number of tiles of a size that the tile is declared to divide?"""
+    tile = div.den.single
+    return isinstance(tile, Size) and div.num in tile.divides
+
+
+def _take_multiples(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+    """`num = quotient * den + rest`, taking the sizes that the tile `den` is declared to divide."""
     tile = den.single
-    if not isinstance(tile, Size) or tile.divides is None:
-        return None
-    for multiple in (num, num - tile.expr + 1):  # size, or the rounded-up size + tile - 1
-        if multiple == tile.divides:
-            return Expr({(Div(multiple, den),): 1})
-    return None
+    if not isinstance(tile, Size):
+        return const(0), num
+    quotient = const(0)
+    for size in tile.divides:
+        atom = size.single
+        factor = num.coefficient(atom) if atom is not None else None
+        if factor is not None and factor.terms:
+            quotient = quotient + factor * Div(size, den).expr
+            num = num - factor * size
+    return quotient, num
 
 
 # -- division
@@ -386,9 +397,9 @@ def floordiv(num: Expr, den: Expr) -> Expr:
             return const(num.value // den.value)
         if den.value == 1:
             return num
-    if (known := _divided_by_facts(num, den)) is not None:
-        return known
+    multiples, num = _take_multiples(num, den)
     quotient, rest = _split(num, den)
+    quotient = quotient + multiples
     if not rest.terms or below(rest, den):
         return quotient
     if den.value is not None:  # the constant part becomes 0 <= c < den
@@ -402,6 +413,8 @@ def floordiv(num: Expr, den: Expr) -> Expr:
     elif rest.terms.get((), 0) < 0 and nonnegative(rest + den):
         # floor((x - 1) / d) = floor((x - 1 + d) / d) - 1: never negative, so no one has to truncate
         quotient, rest = quotient - 1, rest + den
+        if below(rest, den):
+            return quotient
     if any(c < 0 for c in rest.terms.values()) and not nonnegative(rest) and nonnegative(den - 1 - rest):
         return quotient - floordiv(den - 1 - rest, den)  # floor(-x / d) = -floor((x + d - 1) / d)
     c = rest.terms.get((), 0)
@@ -420,10 +433,7 @@ def modulo(num: Expr, den: Expr) -> Expr:
             return const(num.value % den.value)
         if den.value == 1:
             return const(0)
-    tile = den.single
-    if isinstance(tile, Size) and tile.divides == num:
-        return const(0)
-    _, rest = _split(num, den)
+    _, rest = _split(_take_multiples(num, den)[1], den)
     if den.value is not None:
         c = rest.terms.get((), 0)
         rest = rest - c + c % den.value
@@ -613,7 +623,7 @@ def top(e: Expr) -> int | None:
 # -- conditions: an Expr that must be >= 0
 def condition(e: Expr) -> Expr:
     """An equivalent condition without an outer division: `n // d + k >= 0` is `n + k * d >= 0`."""
-    divs = [(t, c) for t, c in e.terms.items() if any(isinstance(a, Div) for a in t)]
+    divs = [(t, c) for t, c in e.terms.items() if any(isinstance(a, Div) and not _is_exact(a) for a in t)]
     if len(divs) == 1 and len(divs[0][0]) == 1 and abs(divs[0][1]) == 1:
         (term, c), = divs
         div = term[0]
@@ -633,18 +643,20 @@ def condition(e: Expr) -> Expr:
 
 def _coarser(e: Expr) -> Expr | None:
     """`64 * group + lane >= 448` is `group >= 7` where the lane is below 64."""
-    k = e.terms.get((), 0)
-    for sign in (1, -1):
-        moving = (e - k) * sign
-        for g in sorted({c for t, c in moving.terms.items() if c > 1}, reverse=True):
-            whole = Expr({t: c // g for t, c in moving.terms.items() if c % g == 0})
-            rest = Expr({t: c for t, c in moving.terms.items() if c % g})
-            if not rest.terms or not whole.terms or not below(rest, const(g)):
-                continue
-            if sign > 0 and k % g == 0:
-                return whole + k // g
-            if sign < 0 and (k + 1) % g == 0:
-                return (k + 1) // g - 1 - whole
+    grains = [const(g) for g in sorted({abs(c) for t, c in e.terms.items() if t and abs(c) > 1}, reverse=True)]
+    grains += [a.expr for a in e.atoms(deep=False) if isinstance(a, Size) and a.kind == "tile"]
+    for grain in grains:
+        multiples, rest = _take_multiples(e, grain)
+        whole, rest = _split(rest, grain)
+        whole = whole + multiples
+        if grain.value is not None:
+            k = rest.terms.get((), 0)
+            whole, rest = whole + k // grain.value, rest - k + k % grain.value
+        if not whole.atoms() or not rest.atoms():
+            continue
+        for steps in (0, 1):
+            if below(rest + steps * grain, grain):
+                return whole - steps
     return None
 
 

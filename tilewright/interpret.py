@@ -966,7 +966,7 @@ def _view(value: Any) -> Any:
     if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "triton":
         shown: Any = _ModuleView(value)
     elif isinstance(value, JITFunction | _StockFunction):
-        shown = InterpretedFunction(_device_function(value.fn), namespace=_namespace(value.fn.__globals__))
+        shown = InterpretedFunction(value.fn, namespace=_namespace(value.fn.__globals__), rewritten=False)
     elif isinstance(value, types.FunctionType) and tl.core.is_builtin(value):
         shown = _bound(value)
     elif isinstance(value, tl.constexpr):
@@ -1076,8 +1076,8 @@ def _compile_module(source: str, filename: str) -> types.CodeType:
     return compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True)
 
 
-def _device_function(fn: types.FunctionType) -> types.FunctionType:
-    """A device function of an imported module, its text rewritten."""
+def _device_code(fn: types.FunctionType) -> types.CodeType:
+    """The code of a device function of an imported module, its text rewritten."""
     if fn.__closure__:
         raise GenerationError(f"{fn.__qualname__} is a closure, which is interpreted only in a module that was loaded")
     lines, start = inspect.getsourcelines(fn)
@@ -1088,12 +1088,7 @@ def _device_function(fn: types.FunctionType) -> types.FunctionType:
     ast.increment_lineno(ast.fix_missing_locations(tree), start - 1)
     module = compile(tree, inspect.getsourcefile(fn) or "<triton>", "exec", dont_inherit=True)
     codes = [const for const in module.co_consts if isinstance(const, types.CodeType)]
-    code = next(code for code in codes if code.co_name == fn.__name__)
-    rewritten = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__)
-    rewritten.__kwdefaults__ = fn.__kwdefaults__
-    rewritten.__annotations__ = fn.__annotations__
-    rewritten.__module__ = fn.__module__
-    return rewritten
+    return next(code for code in codes if code.co_name == fn.__name__)
 
 
 # Kernels and device functions
@@ -1119,10 +1114,11 @@ _POINTEES = {
 class InterpretedFunction(KernelInterface[Any]):
     """A `@triton.jit` function of a loaded module: launched as `fn[grid](...)`, called by other device functions."""
 
-    def __init__(self, fn: Any, *, namespace: _Namespace) -> None:
+    def __init__(self, fn: Any, *, namespace: _Namespace, rewritten: bool = True) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
         self.namespace = namespace
+        self.rewritten = rewritten
         self.signature = inspect.signature(fn)
         self.arg_names = list(self.signature.parameters)
         annotations = {name: parameter.annotation for name, parameter in self.signature.parameters.items()}
@@ -1131,7 +1127,8 @@ class InterpretedFunction(KernelInterface[Any]):
     @functools.cached_property
     def device(self) -> Callable[..., Any]:
         fn = self.fn
-        function = types.FunctionType(fn.__code__, self.namespace.device, fn.__name__, fn.__defaults__, fn.__closure__)
+        code = fn.__code__ if self.rewritten else _device_code(fn)
+        function = types.FunctionType(code, self.namespace.device, fn.__name__, fn.__defaults__, fn.__closure__)
         function.__kwdefaults__ = fn.__kwdefaults__
         return function
 
@@ -1221,8 +1218,14 @@ def _fill_views() -> None:
             setattr(_Tensor, name, _bound(member))
 
 
+    for module in (tl, tl.core, tl.math, tl.standard):  # now, since a launch of the stock interpreter changes them
+        for name in dir(module):
+            getattr(_view(module), name)
+
+
 def _method(function: Any) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: _view(function)(self, *args, **kwargs)
+    shown = _view(function)
+    return lambda self, *args, **kwargs: shown(self, *args, **kwargs)
 
 
 _fill_views()

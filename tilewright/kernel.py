@@ -107,7 +107,7 @@ class Kernel:
         name: the operator's name, also the kernel's.
         arguments: tensor and number arguments in the public order.
         branches: programs of the first come first in the launch.
-        divides: a tile parameter and the size it may divide; where it does, masks along it are dropped.
+        divides: a tile parameter and the sizes it may divide; where it divides all, masks along it are dropped.
         derived: host text of sizes that no argument's shape or stride gives.
         quantities: host text of what dispatch rules may ask.
         requirements: further checks.
@@ -116,7 +116,7 @@ class Kernel:
     name: str
     arguments: Sequence[Argument | Scalar]
     branches: Sequence[Branch]
-    divides: Mapping[str, Size] = field(default_factory=dict)
+    divides: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
     quantities: Mapping[str, str] = field(default_factory=dict)
     requirements: Sequence[Requirement] = ()
@@ -136,11 +136,11 @@ class Kernel:
 
     def tile_size(self, tile: str, bound: Mapping[str, int], exact: bool) -> Expr:
         """A tile parameter as an expression: its literal where bound, else a `tl.constexpr`."""
-        divides = self.divides[tile].expr if exact and tile in self.divides else None
+        divides = tuple(size.expr for size in self.divides.get(tile, ())) if exact else ()
         value = bound.get(tile)
         if value is None:
             return Size(tile, "tile", low=1, high=1024, divides=divides).expr
-        if divides is None or value == 1:
+        if not divides or value == 1:
             return const(value)
         return Size(tile, "tile", low=value, high=value, divides=divides).expr
 

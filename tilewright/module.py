@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +109,10 @@ class _Module:
     def _header(self) -> str:
         kernel, profile = self.kernel, self.profile
         lowering = ", ".join(f"{k}={v}" for k, v in sorted(profile.lowering.items()))
-        facts = [f"{t} divides {s.name}, or the masked kernel runs" for t, s in kernel.divides.items()]
+        facts = [
+            f"{t} divides {' and '.join(s.name for s in sizes)}, or the masked kernel runs"
+            for t, sizes in kernel.divides.items()
+        ]
         fixed = [f"{t} = {n}" for t, n in self.fixed.items()]
         lines = [
             f"{kernel.name} for {profile.name}",
@@ -174,7 +178,7 @@ class _Module:
             ")", f"PROFILE = {self.profile.name!r}", f"LOWERINGS = {lowering!r}", f"FIXED = {self.fixed!r}",
             "last_launch = None  # (rule or None, configuration, kernel) of the last call that launched", "", "",
         ]  # fmt: skip
-        return "\n".join(lines).replace("'", '"')
+        return "\n".join(line if line.lstrip().startswith("#") else line.replace("'", '"') for line in lines)
 
     # -- checks
     def _checks(self) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
@@ -183,11 +187,10 @@ class _Module:
         seen: dict[str, str] = {}
         for argument in self.kernel.arguments:
             if isinstance(argument, Scalar):
-                kinds = "int" if argument.size else "(int, float)"
                 word = "an int" if argument.size else "a number"
                 yield (
-                    "DtypeError", f"isinstance({argument.name}, {kinds})",
-                    f"{argument.name} is a {{type({argument.name}).__name__}}, {word} is needed", (),
+                    "DtypeError", _number_test(argument),
+                    f"{argument.name} is of type {{type({argument.name}).__name__}}, {word} is needed", (),
                 )  # fmt: skip
                 continue
             yield from self._tensor_checks(argument, device, seen)
@@ -201,18 +204,18 @@ class _Module:
         expected = f"[{', '.join(str(a.name) for a in axes)}]"
         if argument.least_rank is not None:
             rank = f"{name}.dim() >= {argument.least_rank}"
-            yield "ShapeError", rank, f"{name} has {{{name}.dim()}} axes, at least {argument.least_rank} are needed", ()
+            yield "ShapeError", rank, f"{name} has rank {{{name}.dim()}}, at least {argument.least_rank} is needed", ()
         else:
             yield (
                 "ShapeError", f"{name}.dim() == {len(axes)}",
-                f"{name} has {{{name}.dim()}} axes, {len(axes)} are needed: {expected}", (),
+                f"{name} has rank {{{name}.dim()}}, {len(axes)} is needed: {expected}", (),
             )  # fmt: skip
             for i, axis in enumerate(axes):
                 at = f"{name}.shape[{i}]"
                 if axis.size.value is not None:
                     yield (
                         "ShapeError", f"{at} == {axis.size.value}",
-                        f"{name} has {axis.name} {{{at}}}, {axis.size.value} is needed", needs,
+                        f"{name} has {axis.name}={{{at}}}, {axis.size.value} is needed", needs,
                     )  # fmt: skip
                     continue
                 size = axis.size.single
@@ -221,16 +224,16 @@ class _Module:
                     other = seen[size.name]
                     yield (
                         "ShapeError", f"{at} == {other}",
-                        f"{name} has {{{at}}} {axis.name}, {other.split('.')[0]} has {{{other}}}",
+                        f"{name} has {axis.name}={{{at}}}, {other.split('.')[0]} has {{{other}}}",
                         (name, other.split(".")[0]),
                     )  # fmt: skip
                     continue
                 seen[size.name] = at
                 if size.low > 0:
-                    yield "ShapeError", f"{at} >= {size.low}", f"{name} has {{{at}}} {axis.name}, at least {size.low} is needed", needs
+                    yield "ShapeError", f"{at} >= {size.low}", f"{name} has {axis.name}={{{at}}}, at least {size.low} is needed", needs
                 high = size.high if isinstance(size.high, int) else size.high.value
                 if high is not None and high < INT32:
-                    yield "ShapeError", f"{at} <= {high}", f"{name} has {{{at}}} {axis.name}, at most {high} are supported", needs
+                    yield "ShapeError", f"{at} <= {high}", f"{name} has {axis.name}={{{at}}}, at most {high} is supported", needs
         dtypes = argument.dtypes
         if dtypes[0].startswith("like:"):
             other = dtypes[0].removeprefix("like:")
@@ -273,26 +276,29 @@ class _Module:
         for argument in self.kernel.tensors:
             axes = tuple(str(a.name) for a in argument.tensor.axes)
             lines.append(f'        "{argument.name.ljust(width)}": ({axes!r}, {argument.name}),'.replace("'", '"'))
+        scalars = [a for a in self.kernel.arguments if isinstance(a, Scalar)]
         lines += [
             "    }",
             "    problems = [",
-            '        (DtypeError, f"{name.strip()} is a {type(value).__name__}, a tensor is needed")',
+            '        (DtypeError, f"{name.strip()} is of type {type(value).__name__}, a tensor is needed")',
             "        for name, (_, value) in tensors.items()",
             "        if not isinstance(value, torch.Tensor)",
             "    ]",
-            "    if not problems:",
+            *(f"    is_{n} = isinstance({n}, torch.Tensor)" for n in self.tensor_names),
+            *(f"    is_{a.name} = {_number_test(a)}" for a in scalars),
         ]
-        ranks = {}
         for error, holds, message, needs in self._checks():
-            guard = [f"fits_{n}" for n in needs if n in ranks]
+            # A check asks only of arguments that are of their type, and of the rank it needs.
+            named = _names(holds, [a.name for a in self.kernel.arguments])
+            guard = [f"{'fits' if n in needs else 'is'}_{n}" for n in named]
             condition = " and ".join([*guard, f"not ({holds})" if " and " in holds else f"not {holds}"])
             if ".dim()" in holds:
-                name = holds.split(".")[0]
-                ranks[name] = True
-                lines.append(f"        fits_{name} = {holds}")
-                condition = f"not fits_{name}"
-            lines.append(f"        if {_negated(condition)}:")
-            lines.append(f'            problems.append(({error}, f"{message}"))')
+                lines.append(f"    fits_{named[0]} = is_{named[0]} and {holds}")
+                condition = f"is_{named[0]} and not fits_{named[0]}"
+            elif "isinstance(" in holds:
+                condition = f"not is_{named[0]}"
+            lines.append(f"    if {_negated(condition)}:")
+            lines.append(f'        problems.append(({error}, f"{message}"))')
         lines += [
             "    kinds = {kind for kind, _ in problems}",
             "    error = kinds.pop() if len(kinds) == 1 else ContractError",
@@ -421,7 +427,10 @@ class _Module:
             lines.append(f"    {name} = {view.memory}.view({like}.dtype)")
         if len(variants) > 1:
             test = " and ".join(
-                f"{s.name} % {self.fixed.get(t, t)} == 0" for t, s in self.kernel.divides.items() if self.fixed.get(t) != 1
+                f"{s.name} % {self.fixed.get(t, t)} == 0"
+                for t, sizes in self.kernel.divides.items()
+                for s in sizes
+                if self.fixed.get(t) != 1
             )
             lines += [
                 f"    if {test}:",
@@ -446,6 +455,16 @@ class _Module:
         else:
             lines.append(f"    kernel[(programs,)]({', '.join([*runtime, *keywords])})")
         return "\n".join(lines) + "\n"
+
+
+def _number_test(argument: Scalar) -> str:
+    return f"isinstance({argument.name}, {'int' if argument.size else '(int, float)'})"
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
+    """The names of `known` that an expression mentions, in their order."""
+    mentioned = {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
+    return [name for name in known if name in mentioned]
 
 
 def _inlined(text: str, host: Mapping[str, str], bound: list[str]) -> str:

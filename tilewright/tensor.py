@@ -429,6 +429,20 @@ class Tensor:
 
         return self._derive(axes, to_old)
 
+    def reindex(self, axis: str, position: Callable[..., Any], **parts: SizeLike) -> Tensor:
+        """Replaces an axis by named ones: index (i, j, ..) of them is position `position(i, j, ..)` of it.
+
+        That every position lies within the axis, and none is hit twice, is the caller's word.
+        """
+        dim = self._dim("reindex", axis)
+        axes = [*self.axes[:dim], *(Axis(n, wrap(s)) for n, s in parts.items()), *self.axes[dim + 1 :]]
+        count = len(parts)
+
+        def to_old(index: Indices) -> Place:
+            return (*index[:dim], wrap(position(*index[dim : dim + count])), *index[dim + count :]), ()
+
+        return self._derive(axes, to_old)
+
     def gather(self, axis: str, index: Tensor | IndexTensor) -> Tensor:
         """Data-dependent placement: position i of the new axes is position `index[i]` of `axis`.
 
@@ -570,7 +584,7 @@ def computed(axes: Sequence[Axis], value: Callable[..., Any]) -> IndexTensor:
     return IndexTensor(tuple(axes), lambda index: (wrap(value(*index)), ()), "never")
 
 
-def stack(*tensors: Tensor, axis: str) -> Tensor:
+def stack(*tensors: Tensor, axis: str, name: str | None = None) -> Tensor:
     """Several tensors of one shape and dtype along a new first axis; a gather along it picks one by its pointer."""
     if not tensors:
         raise ArrangementError("stack: no tensor is given")
@@ -585,7 +599,7 @@ def stack(*tensors: Tensor, axis: str) -> Tensor:
             raise ArrangementError(f"stack: {other!r} and {first!r} are not laid out alike")
     count = Axis(axis, const(len(tensors)))
     source = Source(
-        name="_or_".join(t.name for t in tensors),
+        name=name or "_or_".join(t.name for t in tensors),
         axes=(count, *first.source.axes),
         strides=(const(0), *first.source.strides),
         dtype=first.source.dtype,

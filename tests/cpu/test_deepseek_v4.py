@@ -154,6 +154,8 @@ def test_profile(profile: str, thresholds: int | None, case: Case) -> None:
         pytest.skip(str(error))
     launch = tilewright.last_launch()
     assert (launch.operator, launch.profile) == (NAME, profile)
+    if thresholds == 0 and case.heads == 8:  # every tile of heads divides 8
+        assert launch.rule == 0
 
 
 def configurations() -> Iterator[Any]:

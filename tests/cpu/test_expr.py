@@ -40,7 +40,7 @@ from tilewright.tensor import Tensor
 
 n = Size("n", low=1, high=5)
 m = Size("m", high=n.expr)  # at most n
-t = Size("t", "tile", low=1, high=5, divides=n.expr)
+t = Size("t", "tile", low=1, high=5, divides=(n.expr,))
 u = Size("u", "tile", low=1, high=3)
 row = Index("row", n.expr)
 program = Index("row", (n.expr + t.expr - 1) // t.expr, "program")
@@ -201,25 +201,27 @@ def test_substituted_sizes_reach_the_indices() -> None:
 
 @pytest.mark.parametrize("seed", range(0, 400, 100))
 def test_equal_expressions_are_equal_objects(seed: int) -> None:
-    for s in range(seed, seed + 100):
-        draw = Draw(s, ATOMS)
+    for number in range(seed, seed + 100):
+        draw = Draw(number, ATOMS)
         (a, _), (b, _), (c, _) = draw.tree(2), draw.tree(2), draw.leaf()
         k = draw.random.randint(1, 8)
-        d = draw.random.choice([const(k), n.expr, t.expr, u.expr, 2 * t.expr, t.expr * u.expr])
+        d = draw.random.choice([const(k), n.expr, t.expr, u.expr, 2 * u.expr, n.expr * u.expr])
+        s, _ = Draw(number, [n, m, t, u]).tree(2)
+        i = draw.random.choice([row.expr, row.expr + lane.expr, four.expr * 2 + place.expr])
         pairs = [
             (a + b, b + a),
             (a * b, b * a),
             ((a + b) * c, a * c + b * c),
             (a - a, const(0)),
             (a * d // d, a),
-            ((a + b * d) // d, b + a // d),
+            ((i + s * d) // d, s + i // d),
             (a * d % d, const(0)),
-            ((a + b * d) % d, a % d),
+            ((i + s * d) % d, i % d),
             ((a + k * 3) // k, a // k + 3),
-            (a // 2 // 3, a // 6),
+            ((c // 2 + k) // 3, (c + 2 * k) // 6),
         ]
         for left, right in pairs:
-            assert left == right and hash(left) == hash(right), (s, left, right)
+            assert left == right and hash(left) == hash(right), (number, left, right)
 
 
 def test_atoms_of_one_label_are_kept_apart() -> None:
@@ -333,7 +335,7 @@ def test_values_past_31_bits() -> None:
 def test_what_is_proven_holds(chunk: int) -> None:
     """Every expression is shifted until its least value is 0, so that one more would be false."""
     proven = 0
-    for seed in range(chunk * 500, chunk * 500 + 500):
+    for seed in range(chunk * 300, chunk * 300 + 300):
         for e, number in (Draw(seed, ATOMS).linear(), Draw(seed, ATOMS).tree(2)):
             least, most = int(number.min()), int(number.max())
             proven += nonnegative(e - least)
@@ -345,7 +347,7 @@ def test_what_is_proven_holds(chunk: int) -> None:
             for atom in e.atoms():
                 limit = atom_top(atom)
                 assert limit is None or limit >= value(atom.expr).max(), (seed, atom, limit)
-    assert proven > 350  # of 1000 exact bounds
+    assert proven > 200  # of 600 exact bounds
 
 
 @CHUNKS
@@ -367,7 +369,7 @@ def test_an_equivalent_condition(chunk: int) -> None:
 def test_a_simplified_mask_is_the_same_mask(chunk: int) -> None:
     """With loads too: who uses a skipping index carries its test."""
     dropped = kept = 0
-    for seed in range(chunk * 400, chunk * 400 + 400):
+    for seed in range(chunk * 150, chunk * 150 + 150):
         draw = Draw(seed, ATOMS + LOADED * 2)
         wanted: list[Expr] = []
         for _ in range(draw.random.randint(1, 5)):
@@ -382,7 +384,7 @@ def test_a_simplified_mask_is_the_same_mask(chunk: int) -> None:
         left = simplify_mask(wanted)
         assert np.array_equal(holds(wanted), holds(left)), (seed, wanted, left)
         dropped, kept = dropped + len(wanted) - len(left), kept + len(left)
-    assert dropped > 300 and kept > 300
+    assert dropped > 100 and kept > 100
 
 
 def holds(conditions: Any) -> np.ndarray:
@@ -405,7 +407,7 @@ def test_an_implied_condition_holds(chunk: int) -> None:
 
 big, inserted = Size("num_tokens"), Size("num_inserted", high=Size("num_tokens").expr)
 tile = Size("tile", "tile", low=1, high=64)
-heads = Size("heads", "tile", low=1, high=64, divides=Size("num_heads", low=1).expr)
+heads = Size("heads", "tile", low=1, high=64, divides=(Size("num_heads", low=1).expr,))
 num_heads = Size("num_heads", low=1)
 rows_of = Index("tokens", (big.expr + tile.expr - 1) // tile.expr, "program")
 lane_of = Index("tokens", tile.expr)

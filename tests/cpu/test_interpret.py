@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from tilewright import interpret
@@ -873,18 +874,30 @@ def kernel(out_ptr):
 # Beside compiled functions
 
 
-def compiled(text: str, name: str = "copy") -> str:
-    """Loads `text` with plain exec, as for a device, and compiles one kernel for sm_90."""
-    filename = f"<compiled case {_count}>"
+def jit_function() -> JITFunction:
+    """The copy kernel from plain exec of the text, as for a device."""
+    text, filename = HEAD + COPY, f"<compiled case {_count}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, object] = {"__name__": "compiled"}
     exec(compile(text, filename, "exec"), names)
-    kernel = names[name]
+    kernel = names["copy"]
     assert type(kernel) is JITFunction
+    return kernel
+
+
+def compiled() -> str:
+    """That kernel's PTX for sm_90."""
     signature = {"x_ptr": "*bf16", "out_ptr": "*bf16", "size": "i32", "SIZE": "constexpr"}
-    source = ASTSource(kernel, signature, {"SIZE": 256})
+    source = ASTSource(jit_function(), signature, {"SIZE": 256})
     options = {"num_warps": 2, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+def stock(x: torch.Tensor) -> list[float]:
+    """What that kernel copies in Triton's own interpreter."""
+    out = torch.empty_like(x)
+    InterpretedFunction(jit_function().fn)[(triton.cdiv(x.numel(), 16),)](x, out, x.numel(), SIZE=16)
+    return out.tolist()
 
 
 def language() -> dict[tuple[str, str], int]:
@@ -897,19 +910,19 @@ def language() -> dict[tuple[str, str], int]:
 def test_compiled_and_interpreted_functions_from_one_text(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     before = language()
-    first = compiled(HEAD + COPY)
+    first = compiled()
     x = torch.randn(40).to(BF16)
     assert torch.equal(module(COPY).launch(x), x)
     assert language() == before
-    assert compiled(HEAD + COPY) == first
+    assert compiled() == first
 
     # In the middle of an interpreted program, too: nothing of Triton's language is patched.
     mod = module(COPY + "\n@triton.jit\ndef outer(x_ptr, out_ptr):\n    probe()\n    copy(x_ptr, out_ptr, 16, 16)\n")
     seen = []
-    mod.probe = lambda: seen.extend([compiled(HEAD + COPY), language()])
+    mod.probe = lambda: seen.extend([compiled(), language(), stock(x)])
     out = torch.zeros(16, dtype=BF16)
     mod.outer[(1,)](x, out)
-    assert seen == [first, before] and torch.equal(out, x[:16])
+    assert seen == [first, before, x.tolist()] and torch.equal(out, x[:16])
 
 
 def test_two_threads() -> None:

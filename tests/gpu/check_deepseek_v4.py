@@ -1,6 +1,6 @@
 """Checks fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert on a GPU and prints one line a case.
 
-    python tests/gpu/check_deepseek_v4.py                     # everything, about three minutes
+    python tests/gpu/check_deepseek_v4.py                     # everything
     python tests/gpu/check_deepseek_v4.py --groups q kv       # some groups
     python tests/gpu/check_deepseek_v4.py --match 131072      # the cases whose name has this
 
@@ -223,6 +223,8 @@ def launched(check: Check) -> str:
     expected = check.profile or vendors.detect()
     if launch.profile != expected:
         raise AssertionError(f"profile {launch.profile} ran, not {expected}")
+    if check.thresholds == 0 and launch.rule != 0:
+        raise AssertionError(f"rule {launch.rule} ran, not the first")
     config = " ".join(f"{name}={value}" for name, value in launch.config.items())
     return f"{launch.profile} rule {launch.rule}: {config}"
 
