@@ -26,12 +26,16 @@ class Argument:
         layout: "contiguous", "strided" (any strides) or "rows" (unit stride along the last axis).
         least_rank: at least that many axes instead of exactly the tensor's; only axis 0 and the last are then used.
         mutated: the operator writes it.
+        optional: it may be None; only flags that say so may lead to texts that use it.
+
+    A dtype of `e4m3` is the profile's float8 format; kernels see its bytes.
     """
 
     tensor: Tensor
     layout: str = "contiguous"
     least_rank: int | None = None
     mutated: bool = False
+    optional: bool = False
 
     @property
     def name(self) -> str:
@@ -48,6 +52,43 @@ class Scalar:
 
     name: str
     size: Size | None = None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A choice with kernel texts of its own for each value: a bool argument, or one that the call computes.
+
+    Attributes:
+        value: host text over the arguments; "" for an argument of that name.
+        values: what it can be; the first is the plain one.
+        words: by value, what the names of device functions say of it; of the first value nothing.
+    """
+
+    name: str
+    value: str = ""
+    values: tuple[Any, ...] = (False, True)
+    words: Mapping[Any, str] = field(default_factory=dict)
+
+    def word(self, value: Any) -> str:
+        """`_unnormed`, or nothing for the plain value."""
+        if value == self.values[0]:
+            return ""
+        return "_" + self.words.get(value, self.name if isinstance(value, bool) else str(value))
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the call makes and returns; its dtype and device are those of an argument, `like:q` say.
+
+    `shape` is its host text, over arguments and sizes.
+    """
+
+    tensor: Tensor
+    shape: str
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
 
 
 @dataclass(frozen=True)
@@ -72,16 +113,37 @@ class Branch:
     """An arrangement with its application: the programs of one kind in a launch.
 
     `arrange(**tile sizes)` returns the application's arguments by name: arranged tensors, sizes, numbers, and the name
-    of a float argument as text.
+    of a float argument as text. Its keyword-only parameters are flags of the operator, with their plain values as
+    defaults: each value has a text of its own.
+
+    Attributes:
+        by: a flag that chooses the application.
+        instead: the applications of its values other than the plain one.
+        when: a bool flag without which the branch has no programs.
     """
 
     name: str
     arrange: Callable[..., Mapping[str, Any]]
     application: Callable[..., None]
+    by: str = ""
+    instead: Mapping[Any, Callable[..., None]] = field(default_factory=dict)
+    when: str = ""
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.arrange).parameters)
+        parameters = inspect.signature(self.arrange).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags whose values have texts of their own."""
+        parameters = inspect.signature(self.arrange).parameters.values()
+        arranged = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        return tuple(dict.fromkeys([*([self.by] if self.by else []), *arranged]))
+
+    @property
+    def applications(self) -> tuple[Callable[..., None], ...]:
+        return (self.application, *self.instead.values())
 
 
 @dataclass(frozen=True)
@@ -111,15 +173,27 @@ class Kernel:
         derived: host text of sizes that no argument's shape or stride gives.
         quantities: host text of what dispatch rules may ask.
         requirements: further checks.
+        flags: those that the call computes; bool arguments are flags without being listed here.
+        outputs: tensors that the call makes and returns.
+        slots: an argument of slots and the host text of how many there are, checked under TILEWRIGHT_CHECK_SLOTS.
     """
 
     name: str
-    arguments: Sequence[Argument | Scalar]
+    arguments: Sequence[Argument | Scalar | Flag]
     branches: Sequence[Branch]
     divides: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
     quantities: Mapping[str, str] = field(default_factory=dict)
     requirements: Sequence[Requirement] = ()
+    flags: Sequence[Flag] = ()
+    outputs: Sequence[Output] = ()
+    slots: tuple[str, str] | None = None
+
+    @property
+    def all_flags(self) -> dict[str, Flag]:
+        """Bool arguments and computed flags by name."""
+        own = [a for a in self.arguments if isinstance(a, Flag)]
+        return {flag.name: flag for flag in (*own, *self.flags)}
 
     @property
     def tensors(self) -> tuple[Argument, ...]:
@@ -145,33 +219,40 @@ class Kernel:
         return Size(tile, "tile", low=value, high=value, divides=divides).expr
 
     def branch(
-        self, number: int, lowering: Mapping[str, str], bound: Mapping[str, int] | None = None, exact: bool = True
-    ) -> BranchText:
+        self, number: int, lowering: Mapping[str, str], bound: Mapping[str, int] | None = None, exact: bool = True,
+        flags: Mapping[str, Any] | None = None,
+    ) -> BranchText:  # fmt: skip
         """The device function of branch `number`.
 
         Args:
             lowering: how capabilities are spelt, from a profile.
             bound: tile sizes that become literals; the others stay `tl.constexpr` parameters.
             exact: whether the tiles of `divides` divide their sizes.
+            flags: values of the branch's flags; the plain ones where left out.
         """
         branch = self.branches[number]
+        known = self.all_flags
+        chosen = {name: known[name].values[0] for name in branch.flags} | dict(flags or {})
+        application = branch.instead.get(chosen[branch.by], branch.application) if branch.by else branch.application
+        name = branch.name + "".join(known[flag].word(value) for flag, value in chosen.items())
         sizes = {tile: self.tile_size(tile, bound or {}, exact) for tile in branch.tiles}
-        arranged = dict(branch.arrange(**sizes))
+        in_arrange = inspect.signature(branch.arrange).parameters
+        arranged = dict(branch.arrange(**sizes, **{n: v for n, v in chosen.items() if n in in_arrange}))
         tensors = {name: value for name, value in arranged.items() if isinstance(value, Tensor)}
         places = Places(
             tensors,
             fold=lowering["pair"] == "reshape_split_join",
             recast=lowering["ptr_recast"] == "in_kernel",
-            reserved={"pid", "tl", "triton", *(a.name for a in self.arguments), *self.tiles, *_size_names(arranged)},
+            reserved={"pid", "tl", "triton", *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles, *_size_names(arranged)},
         )
         translator = Translator(places, lowering)
-        translator.run(branch.application, arranged)
+        translator.run(application, arranged)
         grid = const(1)
         for axis in places.grid:
             grid = grid * axis.size
         places.text(grid)
         lines = [item if isinstance(item, str) else item.text for item in places.head] + translator.body
-        order = [a.name for a in self.arguments]
+        order = [a.name for a in (*self.arguments, *self.outputs)]
         used = sorted(places.pointers, key=lambda n: (order.index(n) if n in order else len(order), n))
         parameters = [
             "pid",
@@ -180,20 +261,20 @@ class Kernel:
             *(n for n, s in places.sizes.items() if s.kind == "runtime"),
             *(f"{n}: tl.constexpr" for n, s in places.sizes.items() if s.kind != "runtime"),
         ]
-        doc = (inspect.getdoc(branch.application) or branch.name).splitlines()[0]
+        doc = (inspect.getdoc(application) or branch.name).splitlines()[0]
         body = "\n".join(f"    {line}" for line in lines)
         source = (
-            f"@triton.jit\ndef {branch.name}({', '.join(parameters)}):\n"
+            f"@triton.jit\ndef {name}({', '.join(parameters)}):\n"
             f'    """{doc}"""\n{body}\n'
         )
         return BranchText(
-            branch.name, tuple(p.split(":")[0] for p in parameters), source, grid, tuple(translator.helpers),
+            name, tuple(p.split(":")[0] for p in parameters), source, grid, tuple(translator.helpers),
             places.sizes, {n: places.pointers[n] for n in used}, tuple(translator.scalars), tuple(translator.masks),
         )  # fmt: skip
 
     def application_hash(self) -> str:
         """Hash of the text of all applications and of the functions of the project they call."""
-        return _text_hash([branch.application for branch in self.branches])
+        return _text_hash([a for branch in self.branches for a in branch.applications])
 
     def arrangement_hash(self) -> str:
         """Hash of the text of all arrangements, as `application_hash`."""

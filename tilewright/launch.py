@@ -34,7 +34,7 @@ class Launch:
 
 
 OPERATORS: dict[str, Operator] = {}
-_last: tuple[str, types.ModuleType, bool] | None = None
+_last: tuple[str, Any, bool] | None = None
 
 
 class Operator:
@@ -61,7 +61,7 @@ class Operator:
 
     def module(self, profile: str, interpreted: bool, config: Mapping[str, int] | None = None) -> types.ModuleType:
         """The loaded module; a forced configuration that it cannot express has one of its own."""
-        key = (profile, interpreted, None)
+        key: tuple[Any, ...] = (profile, interpreted, None)
         if key not in self._modules:
             self._modules[key] = _load(self.name, profile, self.source(profile), interpreted)
         module = self._modules[key]
@@ -87,7 +87,7 @@ class Operator:
         name = vendors.load(profile).name if profile else vendors.detect(device)
         if config is not None:
             config = self.kernel.checked_config(config)
-        module = self.module(name, interpreted, config)
+        module: Any = self.module(name, interpreted, config)
         module.last_launch = None
         result = getattr(module, self.name)(*args, config=config, thresholds=thresholds, **kwargs)
         if module.last_launch is not None:

@@ -14,8 +14,8 @@ def wrapped(text: str) -> str:
 
 def _line(line: str) -> str:
     bare = line.rstrip("\n")
-    code = bare
-    if len(bare) <= WIDTH or bare.lstrip().startswith(("#", '"""')):
+    code, _, comment = bare.partition("  # ")
+    if len(code) <= WIDTH or comment or bare.lstrip().startswith(("#", '"""')):
         return line
     span = _outer(code)
     if span is None:

@@ -6,7 +6,7 @@ import ast
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ class Translator:
 
     def __post_init__(self) -> None:
         self.frames: list[Frame] = []
-        self.order = list(self.places.axes)
+        self.order: Sequence[str] = list(self.places.axes)
         self.loaded: dict[tuple[Any, ...], Value] = {}
         self.kept: dict[str, Value] = {}
         self.stored: dict[str, str] = {}
@@ -384,7 +384,8 @@ class Translator:
         tensor = self.places.tensors[reference.parameter]
         memory = tensor.source.memory
         if memory in self.stored:
-            raise self.refuse(f"{reference.parameter} is read after {self.stored[memory]} was stored in the same memory")
+            stored = self.stored[memory]
+            raise self.refuse(f"{reference.parameter} is read after {stored} was stored in the same memory")
         text = f"tl.load({access.pointers}"
         if access.mask:
             text += f", mask={access.mask}, other={access.fill}"

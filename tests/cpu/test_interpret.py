@@ -909,6 +909,7 @@ def language() -> dict[tuple[str, str], int]:
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="TRITON_INTERPRET is set: triton.jit compiles nothing")
 def test_compiled_and_interpreted_functions_from_one_text(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     before = language()
     first = compiled()
     x = torch.randn(40).to(BF16)
