@@ -280,7 +280,7 @@ class Places:
     def _base(self, source: Source, place: Sequence[Expr], dims: tuple[Dim, ...]) -> str:
         if source.choices:
             return self._choice(source, place, dims)
-        recast = source.memory != source.name and source.dtype != "uint8"
+        recast = source.memory != source.name and source.dtype not in ("uint8", f"like:{source.memory}")
         if not recast:
             self.pointers.setdefault(source.memory, source)
             return source.memory

@@ -48,10 +48,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number argument: a float, or an integer that is a size of the contract."""
+    """A number argument: a float, an integer that is a size of the contract, or an `integer` for checks alone."""
 
     name: str
     size: Size | None = None
+    integer: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        return self.integer or self.size is not None
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,7 @@ class Kernel:
         requirements: further checks.
         flags: those that the call computes; bool arguments are flags without being listed here.
         outputs: tensors that the call makes and returns.
+        forces: an integer argument that, above 0, picks one of these configurations.
         slots: an argument of slots and the host text of how many there are, checked under TILEWRIGHT_CHECK_SLOTS.
     """
 
@@ -188,6 +194,7 @@ class Kernel:
     flags: Sequence[Flag] = ()
     outputs: Sequence[Output] = ()
     slots: tuple[str, str] | None = None
+    forces: tuple[str, Mapping[int, Mapping[str, int]]] | None = None
 
     @property
     def all_flags(self) -> dict[str, Flag]:
@@ -243,7 +250,10 @@ class Kernel:
             tensors,
             fold=lowering["pair"] == "reshape_split_join",
             recast=lowering["ptr_recast"] == "in_kernel",
-            reserved={"pid", "tl", "triton", *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles, *_size_names(arranged)},
+            reserved={
+                "pid", "tl", "triton", *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles,
+                *_size_names(arranged),
+            },
         )
         translator = Translator(places, lowering)
         translator.run(application, arranged)

@@ -7,7 +7,7 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import errors, vendors
@@ -22,6 +22,7 @@ class Launch:
     Attributes:
         rule: the number of the dispatch rule, None for a configuration that the caller forced.
         compiled: False where the interpreter ran it.
+        flags: the values of the operator's flags, computed ones included.
     """
 
     operator: str
@@ -31,6 +32,7 @@ class Launch:
     kernel: str
     lowerings: Mapping[str, str]
     compiled: bool
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -123,8 +125,8 @@ def last_launch() -> Launch | None:
     if _last is None:
         return None
     name, module, compiled = _last
-    rule, config, kernel = module.last_launch
-    return Launch(name, module.PROFILE, rule, dict(config), kernel, dict(module.LOWERINGS), compiled)
+    rule, config, kernel, flags = module.last_launch
+    return Launch(name, module.PROFILE, rule, dict(config), kernel, dict(module.LOWERINGS), compiled, dict(flags))
 
 
 def _load(operator_name: str, profile: str, source: str, interpreted: bool) -> types.ModuleType:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import GenerationError
 from tilewright.expr import INT32, Expr, Size, render
-from tilewright.kernel import Argument, BranchText, Kernel, Scalar
+from tilewright.kernel import Argument, Branch, BranchText, Flag, Kernel, Scalar
 from tilewright.language import HELPERS
 from tilewright.layout import wrapped
 from tilewright.rules import Rules
@@ -52,31 +53,51 @@ def module_text(kernel: Kernel, public: Callable[..., Any], profile: VendorProfi
 
 
 @dataclass(frozen=True)
+class Programs:
+    """The programs of a branch: a device function for each combination of its flags' values."""
+
+    branch: Branch
+    texts: Mapping[tuple[Any, ...], BranchText]
+
+    @property
+    def first(self) -> BranchText:
+        return next(iter(self.texts.values()))
+
+
+@dataclass(frozen=True)
 class Variant:
     """One kernel of a module: its branches where the tiles of `divides` divide (`exact`), or do not."""
 
     name: str
     exact: bool
-    branches: tuple[BranchText, ...]
+    branches: tuple[Programs, ...]
+
+    @property
+    def texts(self) -> list[BranchText]:
+        return [text for programs in self.branches for text in programs.texts.values()]
 
 
 class _Module:
     def __init__(self, kernel: Kernel, public: Callable[..., Any], profile: VendorProfile, rules: Rules):
         self.kernel, self.public, self.profile, self.rules = kernel, public, profile, rules
-        configs = [rule.config for rule in rules.rules]
+        configs = [*(rule.config for rule in rules.rules), *(kernel.forces[1].values() if kernel.forces else ())]
         self.fixed = {t: configs[0][t] for t in kernel.tiles if len({c[t] for c in configs}) == 1}
         self.chunked = profile.lowering["grid"] == "chunked"
+        self._texts: dict[tuple[Any, ...], BranchText] = {}
         self.variants = list(self._variants())
-        first = self.variants[0]
+        first = self.variants[0].texts
         self.tensor_names = [a.name for a in kernel.tensors]
         self.sizes: dict[str, Size] = {}
         for variant in self.variants:
-            for branch in variant.branches:
-                self.sizes.update(branch.sizes)
-        pointers = dict.fromkeys(p for b in first.branches for p in b.pointers)
-        self.views = {p: b.pointers[p] for b in first.branches for p in b.pointers if p not in self.tensor_names}
-        self.pointers = [n for n in self.tensor_names if n in pointers] + list(self.views)
-        self.scalars = list(dict.fromkeys(s for b in first.branches for s in b.scalars))
+            for text in variant.texts:
+                self.sizes.update(text.sizes)
+        pointers = dict.fromkeys(p for text in first for p in text.pointers)
+        own = [*self.tensor_names, *(output.name for output in kernel.outputs)]
+        self.views = {p: text.pointers[p] for text in first for p in text.pointers if p not in own}
+        self.pointers = [n for n in own if n in pointers] + list(self.views)
+        self.scalars = list(dict.fromkeys(s for text in first for s in text.scalars))
+        asked = {n for branch in kernel.branches for n in (*branch.flags, branch.when)}
+        self.flags = [n for n in kernel.all_flags if n in asked]
         self.runtime = [n for n, s in self.sizes.items() if s.kind == "runtime"]
         self.constexprs = [n for n, s in self.sizes.items() if s.kind == "constexpr"]
         self.tiles = [t for t in kernel.tiles if t not in self.fixed]
@@ -86,16 +107,35 @@ class _Module:
         kernel = self.kernel
         needs_two = [t for t in kernel.divides if self.fixed.get(t) != 1]
         for exact in (True, False) if needs_two else (True,):
-            texts = tuple(
-                kernel.branch(i, self.profile.lowering, self.fixed, exact) for i in range(len(kernel.branches))
+            branches = tuple(self._programs(i, exact) for i in range(len(kernel.branches)))
+            yield Variant(f"{kernel.name}_kernel" + ("" if exact else "_masked"), exact, branches)
+
+    def _programs(self, number: int, exact: bool) -> Programs:
+        branch, known = self.kernel.branches[number], self.kernel.all_flags
+        exact = exact or not set(branch.tiles) & set(self.kernel.divides)
+        texts = {
+            values: self._text(number, exact, values)
+            for values in itertools.product(*(known[name].values for name in branch.flags))
+        }
+        grids = {text.grid for text in texts.values()}
+        if len(grids) > 1:
+            raise GenerationError(
+                f"{branch.name}: its flags change the number of programs: {' or '.join(sorted(map(str, grids)))}"
             )
-            yield Variant(f"{kernel.name}_kernel" + ("" if exact else "_masked"), exact, texts)
+        return Programs(branch, texts)
+
+    def _text(self, number: int, exact: bool, values: tuple[Any, ...]) -> BranchText:
+        key = (number, exact, values)
+        if key not in self._texts:
+            flags = dict(zip(self.kernel.branches[number].flags, values, strict=True))
+            self._texts[key] = self.kernel.branch(number, self.profile.lowering, self.fixed, exact, flags)
+        return self._texts[key]
 
     # -- parts
     def parts(self) -> Iterator[str]:
         yield self._header()
         yield "import torch\nimport triton\nimport triton.language as tl\n\n"
-        helpers = dict.fromkeys(h for v in self.variants for b in v.branches for h in b.helpers)
+        helpers = dict.fromkeys(h for v in self.variants for text in v.texts for h in text.helpers)
         for name in helpers:
             yield HELPERS[name] + "\n"
         yield from self._functions()
@@ -103,6 +143,7 @@ class _Module:
         yield ERRORS + "\n"
         yield self._refusal()
         yield self._choose()
+        yield from self._check_slots()
         yield self._public()
         yield self._launch()
 
@@ -134,39 +175,66 @@ class _Module:
         """Device functions, those that the masked variant shares once, then the kernels."""
         texts: dict[str, str] = {}
         for variant in self.variants:
-            for branch in variant.branches:
-                if texts.get(branch.name) == branch.source:
+            for text in variant.texts:
+                if texts.get(text.name) == text.source:
                     continue
-                name = branch.name if branch.name not in texts else f"{branch.name}_masked"
-                texts[name] = branch.source
-                yield branch.source.replace(f"def {branch.name}(", f"def {name}(", 1) + "\n"
+                name = text.name if text.name not in texts else f"{text.name}_masked"
+                texts[name] = text.source
+                yield text.source.replace(f"def {text.name}(", f"def {name}(", 1) + "\n"
         for variant in self.variants:
             yield self._kernel(variant, texts) + "\n"
 
     def _kernel(self, variant: Variant, texts: Mapping[str, str]) -> str:
         runtime = [*self.pointers, *self.scalars, *self.runtime, *(["first_program"] if self.chunked else [])]
-        constexprs = [f"{n}: tl.constexpr" for n in (*self.constexprs, *self.tiles)]
+        constexprs = [f"{n}: tl.constexpr" for n in (*self.constexprs, *self.tiles, *self.flags)]
         plain = [n for n in self.runtime if "stride" not in n] + (["first_program"] if self.chunked else [])
         lines = [
             "@triton.jit(do_not_specialize=[" + ", ".join(f'"{n}"' for n in plain) + "])",
             f"def {variant.name}({', '.join(runtime + constexprs)}):",
             "    pid = tl.program_id(0)" + (" + first_program" if self.chunked else ""),
         ]
-        start = ""
-        for number, branch in enumerate(variant.branches):
-            name = branch.name if texts[branch.name] == branch.source else f"{branch.name}_masked"
-            last = number == len(variant.branches) - 1
-            shift = f"pid - {start}" if start else "pid"
-            call = f"{name}({', '.join([shift, *branch.parameters[1:]])})"
+        start, heads = "", len(lines)
+        for number, programs in enumerate(variant.branches):
+            branch, last = programs.branch, number == len(variant.branches) - 1
+            calls = self._calls(programs, branch.flags, (), f"pid - {start}" if start else "pid", texts)
+            if branch.when:
+                calls = [f"if {branch.when}:", *("    " + line for line in calls)]
             if last:
-                lines.append(f"    {call}" if not start else f"    else:\n        {call}")
+                if start:
+                    lines.append("    else:")
+                lines += [("        " if start else "    ") + line for line in calls]
                 continue
             count = f"{branch.name}_programs"
             before = f"{start} + " if start else ""
-            lines.insert(3 + number, f"    {count} = {before}{self._count(branch.grid)}")
-            lines.append(f"    {'if' if not start else 'elif'} pid < {count}:\n        {call}")
+            lines.insert(heads + number, f"    {count} = {before}{self._when(branch, self._count(programs.first.grid))}")
+            lines.append(f"    {'if' if not start else 'elif'} pid < {count}:")
+            lines += ["        " + line for line in calls]
             start = count
         return "\n".join(lines) + "\n"
+
+    def _calls(
+        self, programs: Programs, flags: Sequence[str], chosen: tuple[Any, ...], pid: str, texts: Mapping[str, str]
+    ) -> list[str]:
+        """The call of a branch's device function, under tests of the flags that are not chosen yet."""
+        if not flags:
+            text = programs.texts[chosen]
+            name = text.name if texts[text.name] == text.source else f"{text.name}_masked"
+            return [f"{name}({', '.join([pid, *text.parameters[1:]])})"]
+        flag = self.kernel.all_flags[flags[0]]
+        arms = [(v, self._calls(programs, flags[1:], (*chosen, v), pid, texts)) for v in flag.values]
+        if isinstance(flag.values[0], bool):
+            arms.sort(key=lambda arm: not arm[0])
+        lines: list[str] = []
+        for i, (value, calls) in enumerate(arms):
+            test = flag.name if isinstance(value, bool) else f'{flag.name} == "{value}"'
+            last = i == len(arms) - 1
+            lines.append("else:" if last and i else f"{'el' if i else ''}if {test}:")
+            lines += ["    " + line for line in calls]
+        return lines
+
+    def _when(self, branch: Branch, count: str) -> str:
+        """Text of a branch's number of programs: none without the flag it runs under."""
+        return f"({count} if {branch.when} else 0)" if branch.when else count
 
     def _rules(self) -> str:
         lines = ["# Least quantities and configuration; the first rule whose quantities are all reached counts.", "RULES = ("]
@@ -176,20 +244,41 @@ class _Module:
         lowering = {k: v for k, v in sorted(self.profile.lowering.items())}
         lines += [
             ")", f"PROFILE = {self.profile.name!r}", f"LOWERINGS = {lowering!r}", f"FIXED = {self.fixed!r}",
-            "last_launch = None  # (rule or None, configuration, kernel) of the last call that launched", "", "",
+            *([f"FORCED = {dict(self.kernel.forces[1])!r}"] if self.kernel.forces else []),
+            "last_launch = None  # (rule or None, configuration, kernel, flags) of the last call that launched",
+            *(["CHECK_SLOTS = False  # True: each call checks its slots first, which waits for the device"]
+              if self.kernel.slots else []), "", "",
         ]  # fmt: skip
         return "\n".join(line if line.lstrip().startswith("#") else line.replace("'", '"') for line in lines)
 
     # -- checks
+    @property
+    def e4m3(self) -> str:
+        """torch's name of the device's float8 format."""
+        return f"float8_e4m3{self.profile.lowering['e4m3_format']}"
+
+    def _optional(self, holds: str) -> list[str]:
+        """The optional arguments that a check asks about without asking whether they are there."""
+        optional = [a.name for a in self.kernel.tensors if a.optional]
+        return [] if "None" in holds else _names(holds, optional)
+
     def _checks(self) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         """(error, condition, message, arguments whose rank must be right): in the order of a careful reader."""
         device = self.tensor_names[0]
         seen: dict[str, str] = {}
         for argument in self.kernel.arguments:
-            if isinstance(argument, Scalar):
-                word = "an int" if argument.size else "a number"
+            if isinstance(argument, Flag):
                 yield (
-                    "DtypeError", _number_test(argument),
+                    "DtypeError", _type_test(argument),
+                    f"{argument.name} is of type {{type({argument.name}).__name__}}, a bool is needed", (),
+                )  # fmt: skip
+                continue
+            if isinstance(argument, Scalar):
+                word = "an int" if argument.is_integer else "a number"
+                if argument.size:
+                    seen[argument.size.name] = argument.name
+                yield (
+                    "DtypeError", _type_test(argument),
                     f"{argument.name} is of type {{type({argument.name}).__name__}}, {word} is needed", (),
                 )  # fmt: skip
                 continue
@@ -222,10 +311,10 @@ class _Module:
                 assert isinstance(size, Size)
                 if size.name in seen:
                     other = seen[size.name]
+                    owner, verb = other.split(".")[0], "has" if "." in other else "is"
                     yield (
                         "ShapeError", f"{at} == {other}",
-                        f"{name} has {axis.name}={{{at}}}, {other.split('.')[0]} has {{{other}}}",
-                        (name, other.split(".")[0]),
+                        f"{name} has {axis.name}={{{at}}}, {owner} {verb} {{{other}}}", (name, owner),
                     )  # fmt: skip
                     continue
                 seen[size.name] = at
@@ -234,7 +323,7 @@ class _Module:
                 high = size.high if isinstance(size.high, int) else size.high.value
                 if high is not None and high < INT32:
                     yield "ShapeError", f"{at} <= {high}", f"{name} has {axis.name}={{{at}}}, at most {high} is supported", needs
-        dtypes = argument.dtypes
+        dtypes = [self.e4m3 if dtype == "e4m3" else dtype for dtype in argument.dtypes]
         if dtypes[0].startswith("like:"):
             other = dtypes[0].removeprefix("like:")
             yield (
@@ -276,20 +365,24 @@ class _Module:
         for argument in self.kernel.tensors:
             axes = tuple(str(a.name) for a in argument.tensor.axes)
             lines.append(f'        "{argument.name.ljust(width)}": ({axes!r}, {argument.name}),'.replace("'", '"'))
-        scalars = [a for a in self.kernel.arguments if isinstance(a, Scalar)]
+        scalars = [a for a in self.kernel.arguments if isinstance(a, Scalar | Flag)]
         lines += [
             "    }",
+            *(line for a in self.kernel.tensors if a.optional for line in (
+                f"    if {a.name} is None:", f'        del tensors["{a.name.ljust(width)}"]',
+            )),
             "    problems = [",
             '        (DtypeError, f"{name.strip()} is of type {type(value).__name__}, a tensor is needed")',
             "        for name, (_, value) in tensors.items()",
             "        if not isinstance(value, torch.Tensor)",
             "    ]",
             *(f"    is_{n} = isinstance({n}, torch.Tensor)" for n in self.tensor_names),
-            *(f"    is_{a.name} = {_number_test(a)}" for a in scalars),
+            *(f"    is_{a.name} = {_type_test(a)}" for a in scalars),
         ]
         for error, holds, message, needs in self._checks():
             # A check asks only of arguments that are of their type, and of the rank it needs.
-            named = _names(holds, [a.name for a in self.kernel.arguments])
+            asked = [a.name for a in self.kernel.arguments if not getattr(a, "optional", False)]
+            named = _names(holds, [*asked, *self._optional(holds)])
             guard = [f"{'fits' if n in needs else 'is'}_{n}" for n in named]
             condition = " and ".join([*guard, f"not ({holds})" if " and " in holds else f"not {holds}"])
             if ".dim()" in holds:
@@ -341,10 +434,19 @@ class _Module:
         ])  # fmt: skip
 
     # -- the call
+    def _picked(self) -> list[str]:
+        """The configuration that an integer argument of the contract asks for."""
+        if self.kernel.forces is None:
+            return []
+        name, _ = self.kernel.forces
+        return [f"    if config is None and {name} > 0:", f"        config = FORCED[{name}]"]
+
     def _host_sizes(self) -> dict[str, str]:
         """Host text of every size that the kernels take."""
         host = dict(self.kernel.derived)
         for argument in self.kernel.arguments:
+            if isinstance(argument, Flag):
+                continue
             if isinstance(argument, Scalar):
                 if argument.size:
                     host[argument.size.name] = argument.name
@@ -365,9 +467,10 @@ class _Module:
         parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values()]
         names = ", ".join(a.name for a in self.kernel.arguments)
         doc = _indented(inspect.getdoc(self.public) or "", "    ")
-        conditions = [
-            f"({holds})" if " and " in holds else holds for _, holds, _, _ in self._checks()
-        ]
+        conditions = []
+        for _, holds, _, _ in self._checks():
+            absent = [f"{name} is None or " for name in self._optional(holds)]
+            conditions.append(f"({''.join(absent)}{holds})" if absent or " and " in holds or " or " in holds else holds)
         device = self.tensor_names[0]
         used = [n for n in self.host if n in {*self.runtime, *self.constexprs} and self.host[n] != n]
         lines = [
@@ -384,25 +487,62 @@ class _Module:
             "        fits = False",
             "    if not fits:",
             f"        raise _refusal({names})",
+            *(f"    {n} = {flag.value}" for n, flag in self.kernel.all_flags.items() if flag.value and n in self.flags),
             *(f"    {n} = {self.host[n]}" for n in used),
+            *self._slot_check(),
+            *self._byte_views(),
         ]
         quantities = {n: _inlined(text, self.host, used) for n, text in self.kernel.quantities.items()}
         lines += [
+            *self._picked(),
             "    if config is None:",
             f"        rule, config = _choose(thresholds, {', '.join(quantities.values())})",
             "    else:",
             "        rule, config = _forced(config)",
             f"    device = {device}.device",
+            *self._outputs(),
             '    if device.type == "cpu" or device.index == torch.get_device_module(device).current_device():',
             f"        _launch({', '.join(['rule', 'config', *self._arguments()])})",
             "    else:",
             "        with torch.get_device_module(device).device(device):",
-            f"            _launch({', '.join(['rule', 'config', *self._arguments()])})", "", "",
+            f"            _launch({', '.join(['rule', 'config', *self._arguments()])})",
+            *([f"    return {', '.join(o.name for o in self.kernel.outputs)}"] if self.kernel.outputs else []), "", "",
         ]  # fmt: skip
         return "\n".join(lines)
 
+    def _outputs(self) -> Iterator[str]:
+        for output in self.kernel.outputs:
+            like = output.tensor.source.dtype.removeprefix("like:")
+            yield f"    {output.name} = torch.empty({output.shape}, dtype={like}.dtype, device=device)"
+
+    def _slot_check(self) -> Iterator[str]:
+        if self.kernel.slots:
+            yield f"    if CHECK_SLOTS:\n        _check_slots({', '.join(self.kernel.slots)})"
+
+    def _byte_views(self) -> Iterator[str]:
+        """Kernels take float8 tensors as bytes: not every compiler has a pointer to the type."""
+        for argument in self.kernel.tensors:
+            if "e4m3" in argument.dtypes:
+                view = f"{argument.name} = {argument.name}.view(torch.uint8)"
+                several = len(argument.dtypes) > 1
+                yield f"    if {argument.name}.dtype == torch.{self.e4m3}:\n        {view}" if several else f"    {view}"
+
+    def _check_slots(self) -> Iterator[str]:
+        if self.kernel.slots:
+            yield f'''def _check_slots(slots, count):
+    """Raises for the first slot that the cache does not have; waits for the device."""
+    beyond = torch.nonzero(slots >= count)
+    if beyond.numel() > 0:
+        at = int(beyond[0])
+        raise ContractError(
+            f"{self.kernel.name}: {self.kernel.slots[0]}[{{at}}] is {{int(slots[at])}}, "
+            f"the cache has {{count}} slots"
+        )
+
+'''
+
     def _arguments(self) -> list[str]:
-        return [*self.tensor_pointers(), *self.scalars, *self.runtime, *self.constexprs]
+        return [*self.tensor_pointers(), *self.scalars, *self.runtime, *self.constexprs, *self.flags]
 
     def _count(self, grid: Expr) -> str:
         """Host text of a number of programs."""
@@ -418,7 +558,9 @@ class _Module:
             f"def _launch(rule, config, {', '.join(self._arguments())}):",
             "    global last_launch",
             *(f'    {t} = config["{t}"]' for t in self.tiles),
-            "    programs = " + " + ".join(self._count(b.grid) for b in variants[-1].branches),
+            "    programs = " + " + ".join(
+                self._when(p.branch, self._count(p.first.grid)) for p in variants[-1].branches
+            ),
             "    if programs == 0:",
             "        return",
         ]
@@ -440,8 +582,9 @@ class _Module:
             ]
         else:
             lines.append(f"    kernel = {variants[0].name}")
-        lines.append('    last_launch = (rule, config, kernel.__name__)')
-        keywords = [f"{n}={n}" for n in (*self.constexprs, *self.tiles)]
+        flags = ", ".join(f'"{n}": {n}' for n in self.flags)
+        lines.append(f"    last_launch = (rule, config, kernel.__name__, {{{flags}}})")
+        keywords = [f"{n}={n}" for n in (*self.constexprs, *self.tiles, *self.flags)]
         keywords += ['num_warps=config["num_warps"]', 'num_stages=config["num_stages"]', "enable_fp_fusion=True"]
         keywords += [f"{k}={v!r}" for k, v in sorted(self.profile.launch_kwargs.items())]
         runtime = [*self.pointers, *self.scalars, *self.runtime]
@@ -457,8 +600,10 @@ class _Module:
         return "\n".join(lines) + "\n"
 
 
-def _number_test(argument: Scalar) -> str:
-    return f"isinstance({argument.name}, {'int' if argument.size else '(int, float)'})"
+def _type_test(argument: Scalar | Flag) -> str:
+    if isinstance(argument, Flag):
+        return f"isinstance({argument.name}, bool)"
+    return f"isinstance({argument.name}, {'int' if argument.is_integer else '(int, float)'})"
 
 
 def _names(text: str, known: Sequence[str]) -> list[str]:

@@ -149,7 +149,8 @@ class Translator:
         values = self._value(expression)
         self.targets = ()
         if not isinstance(values, tuple) or len(values) != len(names):
-            raise self.refuse(f"{len(names)} names are assigned, the right side has another number of values")
+            count = len(values) if isinstance(values, tuple) else 1
+            raise self.refuse(f"the left side names {len(names)}, the right side gives {count}")
         plain = all(isinstance(v, Value) for v in values) and not any(self._is_tile(t) for t in names)
         written = [self._local(t.id) for t in names] if plain else []
         clash = plain and any(
@@ -257,19 +258,22 @@ class Translator:
                 arguments.extend(spread)
             else:
                 arguments.append(self._value(argument))
+        self.node = node
+        if node.keywords:
+            raise self.refuse(f"{node.func.id}: pass its parameters by position")
         if isinstance(function, Word):
-            self.node = node
+            if not _takes(function.lower, self, *arguments):
+                names = [str(p).split(":")[0] for p in inspect.signature(function.lower).parameters.values()]
+                raise self.refuse(f"{node.func.id} takes the operands ({', '.join(names[1:])}), not {len(arguments)}")
             try:
                 return function.lower(self, *arguments)
             except TypeError as error:
                 raise self.refuse(f"{function.name}() does not take these operands: {error}") from error
         if not inspect.isfunction(function):
             raise self.refuse(f"{node.func.id} is no word of tilewright.language and no function")
-        if node.keywords:
-            raise self.refuse(f"{node.func.id}: pass its parameters by position")
         names = list(inspect.signature(function).parameters)
         if len(names) != len(arguments):
-            raise self.refuse(f"{node.func.id} takes {len(names)} parameters, {len(arguments)} are given")
+            raise self.refuse(f"{node.func.id} takes the parameters ({', '.join(names)}), not {len(arguments)}")
         targets, self.targets = self.targets, ()
         bound = [self.keep(a, n) if isinstance(a, Value) else a for n, a in zip(names, arguments, strict=True)]
         result = self._call(function, dict(zip(names, bound, strict=True)))
@@ -437,6 +441,14 @@ def literal(value: Any) -> Value:
     """A Python number as a value."""
     kind = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int32"
     return Value(repr(value), kind, literal=value, binds=9 if isinstance(value, bool) or value >= 0 else 8)
+
+
+def _takes(function: Callable[..., Any], *arguments: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _mentions(code: str, name: str) -> bool:

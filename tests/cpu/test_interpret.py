@@ -876,7 +876,7 @@ def kernel(out_ptr):
 
 def jit_function() -> JITFunction:
     """The copy kernel from plain exec of the text, as for a device."""
-    text, filename = HEAD + COPY, f"<compiled case {_count}>"
+    text, filename = HEAD + COPY, "<compiled copy>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, object] = {"__name__": "compiled"}
     exec(compile(text, filename, "exec"), names)

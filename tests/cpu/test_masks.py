@@ -86,7 +86,8 @@ def written(source: str) -> Found:
     named = {
         node.targets[0].id: plain(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Compare)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare)
+        and isinstance(node.targets[0], ast.Name)
     }
     found: Found = Counter()
     for call in accesses(tree):

@@ -33,6 +33,12 @@ LOWERING: Mapping[str, Axis] = MappingProxyType(
             "bits_to_fp16",
             "some compilers reject the type or do not know it",
         ),
+        "e4m3_format": Axis(
+            ("fn", "fnuz"), "fn", "only gfx942 stores the other: no -0, a bias of 8, 224 at most"
+        ),
+        "reciprocal": Axis(
+            ("divide", "div_rn"), "divide", "some compilers lack div_rn; their division may be an ulp off"
+        ),
         "pair": Axis(
             ("reshape_split_join", "pair_address"),
             "pair_address",
