@@ -10,8 +10,8 @@ from tilewright.language import Tile, float32, join, split
 def qk_head(x: Tile, weight: Tile, cos: Tile, sin: Tile, dim: int, eps: float) -> None:
     """x = rotate(rms_norm(x) * weight), in place, rounded once.
 
-    x [tokens, heads, pairs, side] in any order of pairs and side, `dim` lanes a head; weight, like x without tokens: the weight of each
-    head; cos and sin [tokens, pairs].
+    x [tokens, heads, pairs, side] in any order of pairs and side, `dim` lanes a head; weight, like x without tokens:
+    the weight of each head; cos and sin [tokens, pairs].
     """
     first, second = split(float32(x), "side")
     first, second = rms_norm(first, second, dim, eps)

@@ -18,6 +18,7 @@ PAIRS, GROUPS = HEAD // 2, HEAD // GROUP
 PASSED = HEAD - ROTARY
 TOKEN_BYTES = PASSED + 2 * ROTARY  # 448 e4m3 codes and 64 rotated lanes of 2 bytes
 SCALE_BYTES = GROUPS  # 7 scales and a zero
+ROW_BYTES = TOKEN_BYTES + SCALE_BYTES
 
 num_tokens = Size("num_tokens")
 num_inserted = Size("num_inserted", high=num_tokens.expr)
@@ -35,7 +36,9 @@ slot_mapping = Tensor("slot_mapping", "tokens", (num_inserted,), "int64", (Size(
 position_ids = Tensor("position_ids", "tokens", (num_tokens,), "int64", (Size("position_stride"),))
 cos_sin_cache = Tensor("cos_sin_cache", "positions rotary", (num_positions, ROTARY), "float32")
 
-codes = k_cache.view("codes", "blocks rows dim", (num_blocks, block_size, PASSED), (block_stride, TOKEN_BYTES, 1), "uint8")
+codes = k_cache.view(
+    "codes", "blocks rows dim", (num_blocks, block_size, PASSED), (block_stride, TOKEN_BYTES, 1), "uint8"
+)
 tail = k_cache.view(
     "tail", "blocks rows dim", (num_blocks, block_size, ROTARY), (tail_block_stride, TOKEN_BYTES // 2, 1), "like:kv",
     offset=PASSED // 2,
@@ -94,13 +97,14 @@ kernel = Kernel(
             "slot_mapping has {slot_mapping.shape[0]} slots, q has only {q.shape[0]} tokens",
             ("slot_mapping", "q"),
         ),
-        Requirement("ContractError", "cache_block_size >= 1", "cache_block_size is {cache_block_size}, at least 1 is needed"),
+        Requirement(
+            "ContractError", "cache_block_size >= 1", "cache_block_size is {cache_block_size}, at least 1 is needed"
+        ),
         Requirement(
             "LayoutError",
-            f"k_cache.stride(0) % 2 == 0 and k_cache.stride(0) >= cache_block_size * {TOKEN_BYTES + SCALE_BYTES}",
+            f"k_cache.stride(0) % 2 == 0 and k_cache.stride(0) >= cache_block_size * {ROW_BYTES}",
             "k_cache has a block stride of {k_cache.stride(0)} bytes, an even one of at least "
-            f"{{cache_block_size * {TOKEN_BYTES + SCALE_BYTES}}} ({{cache_block_size}} rows of {TOKEN_BYTES + SCALE_BYTES})"
-            " is needed",
+            f"{{cache_block_size * {ROW_BYTES}}} ({{cache_block_size}} rows of {ROW_BYTES}) is needed",
             ("k_cache",),
         ),
     ),

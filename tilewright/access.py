@@ -44,7 +44,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Access:
-    """A tile in memory: the name of its pointers, its dimensions, its mask's text and conditions, what lanes off it read."""
+    """A tile in memory: its pointers' name, its dimensions, its mask's text and conditions, what absent lanes read."""
 
     pointers: str
     dims: tuple[Dim, ...]
@@ -130,13 +130,15 @@ class Places:
             wide_number = f"({number})" if " " in number else number
             if tile is not None and tile.size != 1 and " " in number:
                 counter = self.fresh(f"{singular(name)}_tile")
-                self._program(counter, (), number, f"{wide_number}.to(tl.int64)", top(axis.size), program, program.expr)
+                wide = f"{wide_number}.to(tl.int64)"
+                self._program(counter, (), number, wide, top(axis.size), program, program.expr)
                 number = wide_number = counter
             elif tile is not None and tile.size != 1:
                 self.named[program] = Named(number, top(axis.size))
                 self.definitions[number] = Definition(number, (), number, number)
             if tile is None or tile.size == 1:
-                self._program(variable, (), number, f"{wide_number}.to(tl.int64)", top(axis.size), program, program.expr)
+                wide = f"{wide_number}.to(tl.int64)"
+                self._program(variable, (), number, wide, top(axis.size), program, program.expr)
                 continue
             size = self.text(tile.size)
             lane = Index(name, tile.size, "lane")

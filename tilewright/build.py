@@ -68,8 +68,8 @@ def build(devices: Sequence[str], out: Path, names: Sequence[str] = ()) -> Itera
             )
         )
         yield built[-1]
-    modules = [asdict(entry) for entry in built]
-    write(out / "manifest.json", json.dumps({"tilewright": tilewright.__version__, "modules": modules}, indent=1) + "\n")
+    manifest = {"tilewright": tilewright.__version__, "modules": [asdict(entry) for entry in built]}
+    write(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
 def write(path: Path, text: str) -> None:

@@ -301,7 +301,8 @@ class Kernel:
         problems += [f"{k} is unknown" for k in sorted(set(config) - wanted)]
         for key, value in config.items():
             if not isinstance(value, int) or value < 1 or (key != "num_stages" and value & (value - 1)):
-                problems.append(f"{key} = {value} is no power of two")
+                kind = "whole number above 0" if key == "num_stages" else "power of two"
+                problems.append(f"{key} = {value!r} is no {kind}")
         if problems:
             raise GenerationError(f"{self.name}: configuration {dict(config)}: {'; '.join(problems)}")
         return dict(config)

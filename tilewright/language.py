@@ -136,7 +136,8 @@ def reshaped(scope: Scope, value: Value, dims: tuple[Dim, ...]) -> Value:
     if value.dims == dims:
         return value
     if [a for dim in dims for a in dim] != list(value.axes):
-        raise scope.refuse(f"{value.code} has axes {value.names}, not {[a.name for d in dims for a in d]} in this order")
+        wanted = [axis.name for dim in dims for axis in dim]
+        raise scope.refuse(f"{value.code} has axes {value.names}, not {wanted} in this order")
     out = replace(value, code=f"tl.reshape({value.code}, {shape_text(scope, dims)})", dims=dims, binds=ATOM)
     if len(dims) < len(value.dims) or not value.code.isidentifier():
         return out

@@ -36,7 +36,7 @@ class Launch:
 
 
 OPERATORS: dict[str, Operator] = {}
-_last: tuple[str, Any, bool] | None = None
+_last: tuple[str, Any, bool, tuple[Any, ...]] | None = None  # operator, module, compiled, module.last_launch
 
 
 class Operator:
@@ -93,7 +93,7 @@ class Operator:
         module.last_launch = None
         result = getattr(module, self.name)(*args, config=config, thresholds=thresholds, **kwargs)
         if module.last_launch is not None:
-            _last = (self.name, module, not interpreted)
+            _last = (self.name, module, not interpreted, module.last_launch)
         return result
 
 
@@ -124,8 +124,7 @@ def last_launch() -> Launch | None:
     """What the last call in this process that launched anything used."""
     if _last is None:
         return None
-    name, module, compiled = _last
-    rule, config, kernel, flags = module.last_launch
+    name, module, compiled, (rule, config, kernel, flags) = _last
     return Launch(name, module.PROFILE, rule, dict(config), kernel, dict(module.LOWERINGS), compiled, dict(flags))
 
 

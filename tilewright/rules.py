@@ -76,7 +76,8 @@ def _rule(
         problems.append(f"{name}: config has an unknown parameter {key}")
     for key, value in config.items():
         if not isinstance(value, int) or value < 1 or (key != "num_stages" and value & (value - 1)):
-            problems.append(f"{name}: {key} = {value} is no power of two")
+            kind = "whole number above 0" if key == "num_stages" else "power of two"
+            problems.append(f"{name}: {key} = {value!r} is no {kind}")
     if data.get("how") not in HOW or not data.get("source"):
         problems.append(f"{name}: how = one of {', '.join(HOW)} and source are needed")
     return Rule(dict(least), dict(config), str(data.get("how")), str(data.get("source")))
