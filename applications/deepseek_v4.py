@@ -1,22 +1,58 @@
-"""The two halves of DeepSeek-V4's fused query norm, rotation and cache insert."""
+"""DeepSeek-V4's head and row texts: query norm and rotation, and the rows of the caches."""
 
 from __future__ import annotations
 
-from tilewright.applications.quantise import quantise_ue8m0
+from tilewright.applications.quantise import dequantise_ue8m0, quantise_ue8m0
 from tilewright.applications.rms_norm import rms_norm
-from tilewright.applications.rope import rotate
-from tilewright.language import Tile, float32, join, position, split, where
+from tilewright.applications.rope import rotate, rotate_after
+from tilewright.language import Tile, e4m3, float32, join, position, reciprocal, rounded, split, where
 
 
-def q_head(x: Tile, cos: Tile, sin: Tile, dim: int, eps: float) -> None:
-    """x = rotate(rms_norm(x)), in place, rounded once.
+def q_head(
+    x: Tile, cos: Tile, sin: Tile, out: Tile, dim: int, passed: int, eps: float, normed: bool, rotated: bool
+) -> None:
+    """out = rotate(rms_norm(x)), rounded once; x itself where no step is asked for.
 
-    x [tokens, heads, pairs, side], `dim` lanes a head; cos and sin [tokens, pairs] float32.
+    x and out [tokens, heads, pairs, side], `dim` lanes a head, or without heads; cos and sin [tokens, pairs] float32.
+    The first `passed` pairs do not rotate.
     """
+    first, second = turned_head(x, cos, sin, dim, passed, eps, normed, rotated)
+    out = join(first, second, "side")
+
+
+def head_e4m3(
+    x: Tile, cos: Tile, sin: Tile, out: Tile, scale: Tile, dim: int, passed: int, eps: float, normed: bool,
+    inverted: bool,
+) -> None:  # fmt: skip
+    """out = e4m3(rotate(rms_norm(x)) * scale), or / scale if `inverted`: codes straight from float32.
+
+    As q_head; out uint8, scale one float32.
+    """
+    first, second = turned_head(x, cos, sin, dim, passed, eps, normed, True)
+    factor = scale
+    if inverted:
+        factor = reciprocal(scale)
+    out = e4m3(join(first * factor, second * factor, "side"))
+
+
+def turned_head(
+    x: Tile, cos: Tile, sin: Tile, dim: int, passed: int, eps: float, normed: bool, rotated: bool
+) -> tuple[Tile, Tile]:
+    """Both sides of the pairs of rotate(rms_norm(x)), in float32."""
     first, second = split(float32(x), "side")
-    first, second = rms_norm(first, second, dim, eps)
-    first, second = rotate(first, second, cos, sin)
-    x = join(first, second, "side")
+    if normed:  # then a NaN or an infinity has made NaN of its head, and the rotation may touch every pair
+        first, second = rms_norm(first, second, dim, eps)
+        if rotated:
+            first, second = rotate(first, second, cos, sin)
+    else:
+        if rotated:
+            first, second = rotate_after(first, second, cos, sin, passed)
+    return first, second
+
+
+def zero_heads(out: Tile) -> None:
+    """out = +0.0."""
+    out = 0.0
 
 
 def kv_row(
@@ -34,3 +70,27 @@ def kv_row(
     codes = code
     scales = where(position("groups") < quantised, scale, 0)
     tail = join(first, second, "side")
+
+
+def kv_row_mx(x: Tile, cos: Tile, sin: Tile, codes: Tile, scales: Tile, passed: int) -> None:
+    """Rotates the groups of a row after the first `passed`, rounds them to x's dtype and quantises all of it.
+
+    As kv_row, where every group is stored quantised.
+    """
+    row = float32(x)
+    first, second = split(row, "side")
+    first, second = rotate(first, second, cos, sin)
+    turned = rounded(join(first, second, "side"), x)
+    code, scale = quantise_ue8m0(where(position("groups") < passed, row, turned))
+    codes = code
+    scales = scale
+
+
+def stored_row(codes: Tile, scales: Tile, tail: Tile, out: Tile, quantised: int) -> None:
+    """out = a row that kv_row stored: its first `quantised` groups dequantised, the rest as it is."""
+    out = where(position("groups") < quantised, dequantise_ue8m0(codes, scales), float32(tail))
+
+
+def stored_row_mx(codes: Tile, scales: Tile, out: Tile) -> None:
+    """out = a row that kv_row_mx stored, dequantised."""
+    out = dequantise_ue8m0(codes, scales)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from tilewright.language import Tile
+from tilewright.language import Tile, position, where
 
 
 def rotate(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]:
     """(a, b) -> (a cos - b sin, b cos + a sin), float32, no rounding."""
     return first * cos - second * sin, second * cos + first * sin
+
+
+def rotate_after(first: Tile, second: Tile, cos: Tile, sin: Tile, passed: int) -> tuple[Tile, Tile]:
+    """As rotate for the pairs from `passed` on; those before stay as they are to the bit, infinities and -0.0 too."""
+    turned, other = rotate(first, second, cos, sin)
+    rotates = position("pairs") >= passed
+    return where(rotates, turned, first), where(rotates, other, second)

@@ -13,39 +13,48 @@ code is 1 where a size misses its goal, or a tiling of a sweep fails.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from deepseek_v4 import Case, Inputs, make, run  # noqa: E402
+from protocol import (  # noqa: E402, F401
+    GIB,
+    Config,
+    Row,
+    Timing,
+    between_copies,
+    copy_gbps,
+    described,
+    host_us,
+    in_processes,
+    parser_for,
+    time_rows,
+    timed_row,
+    timing,
+    tried,
+    words,
+    write,
+)
 
 import tilewright  # noqa: E402
-from tilewright import ops, vendors  # noqa: E402
+from tilewright import ops  # noqa: E402
 
-GIB = 2**30
 REPLAYED = 2048  # tokens up to which a size is timed as graph replays
 SIZES = ((1, 64), (17, 64), (128, 64), (512, 64), (2048, 64), (32768, 64), (32768, 128))
 # On one NVIDIA H200: at most so many microseconds, at least so many percent of the copy.
 MOST_US = {(1, 64): 1.65, (17, 64): 1.95, (128, 64): 4.4, (512, 64): 13.5, (2048, 64): 69.0}
 LEAST_PERCENT = {(32768, 64): 97.5, (32768, 128): 98.0}
-
-Config = dict[str, int]
 
 
 def operator(*arguments: Any, **options: Any) -> None:
@@ -82,48 +91,9 @@ class Size:
         return f"{self.tokens}x{self.heads}"
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of a call, as the 20th, 50th and 80th percentile."""
-
-    p20_us: float
-    p50_us: float
-    p80_us: float
-
-
-def timing(call: Callable[[], Any], replayed: bool, rep_ms: int = 0) -> Timing:
-    """Time a call, for `rep_ms` or as long as the protocol says."""
-    quantiles = (0.2, 0.5, 0.8)
-    if replayed:
-        bench = triton.testing.do_bench_cudagraph
-        times = bench(call, rep=rep_ms or 40, quantiles=quantiles)
-    else:
-        times = triton.testing.do_bench(call, warmup=20, rep=rep_ms or 60, quantiles=quantiles)
-    return Timing(*(1e3 * ms for ms in times))
-
-
-def copy_gbps() -> float:
-    """1 GiB from device to device, bytes read plus bytes written."""
-    source = torch.randint(256, (GIB,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * GIB / timing(lambda: target.copy_(source), replayed=False).p50_us / 1e3
-
-
 def bound(inputs: Inputs, **options: Any) -> Callable[[], None]:
     arguments = inputs.arguments()
     return lambda: operator(*arguments, **options)
-
-
-def host_us(call: Callable[[], Any], calls: int = 200) -> float:
-    """Python's share of a call: the median time until it returns, the queue never full."""
-    times = []
-    for _ in range(calls):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-        if len(times) % 50 == 0:
-            torch.cuda.synchronize()
-    return 1e6 * statistics.median(times)
 
 
 # The table
@@ -171,10 +141,6 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def words(config: Config) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.items())
-
-
 # The sweep
 
 
@@ -198,12 +164,7 @@ def candidates(size: Size) -> list[Config]:
 
 def prepare(size: Size, config: Config) -> str:
     """Compile a tiling into the cache on disk and check its result; returns what went wrong."""
-    try:
-        run(operator, make(size.case, "cuda"), config=config)
-        torch.cuda.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return tried(lambda: run(operator, make(size.case, "cuda"), config=config))
 
 
 def prepare_all(sizes: Sequence[Size], deadline: float, jobs: int) -> dict[str, str]:
@@ -213,58 +174,31 @@ def prepare_all(sizes: Sequence[Size], deadline: float, jobs: int) -> dict[str, 
         What went wrong, by `key`; a tiling that the deadline came before is absent.
     """
     ranked = [(rank, size, c) for size in sizes for rank, c in enumerate(candidates(size))]
-    wanted = {}
+    wanted: dict[str, tuple[Size, Config]] = {}
     for _, size, config in sorted(ranked, key=lambda entry: entry[0]):
         wanted.setdefault(key(size, config), (size.small, config))
-    done: dict[str, str] = {}
-    # Nothing is timed meanwhile: the checks run on the same device.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(prepare, *task): name for name, task in wanted.items()}
-        try:
-            for future in as_completed(futures, timeout=deadline - time.perf_counter()):
-                done[futures[future]] = str(future.exception() or future.result())
-        except TimeoutError:
-            print(f"out of time: {len(done)} of {len(wanted)} kernels compiled", flush=True)
-        pool.shutdown(cancel_futures=True)
-    return done
+    return in_processes(wanted, prepare, deadline, jobs)
 
 
 def key(size: Size, config: Config) -> str:
     return f"{size.small}: {words(config)}"
 
 
-def sweep(size: Size, deadline: float, prepared: dict[str, str]) -> list[dict[str, Any]]:
+def sweep(size: Size, deadline: float, prepared: dict[str, str]) -> list[Row]:
     """Time the prepared tilings until the deadline, the five best again at length; best first."""
-    configs = [config for config in candidates(size) if key(size, config) in prepared]
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    for config in candidates(size):
+        wrong = prepared.get(key(size, config))
+        if wrong is not None:
+            row = {"tokens": size.tokens, "heads": size.heads, "config": config}
+            rows.append({**row, "error": wrong} if wrong else row)
     inputs = make(size.case, "cuda")
 
-    def time_row(row: dict[str, Any], rep_ms: int) -> None:
-        row |= asdict(timing(bound(inputs, config=row["config"]), size.replayed, rep_ms))
-        row["gbps"] = size.useful_bytes / row["p50_us"] / 1e3
+    def time_row(row: Row, rep_ms: int) -> None:
+        timed = timing(bound(inputs, config=row["config"]), size.replayed, rep_ms)
+        row |= timed_row(timed, size.useful_bytes)
 
-    for config in configs:
-        if time.perf_counter() > deadline:
-            break
-        row: dict[str, Any] = {"tokens": size.tokens, "heads": size.heads, "config": config}
-        if prepared[key(size, config)]:
-            row["error"] = prepared[key(size, config)]
-        else:
-            time_row(row, rep_ms=10)
-        rows.append(row)
-    failed = [row for row in rows if "error" in row]
-    timed = sorted((row for row in rows if "error" not in row), key=lambda row: row["p50_us"])
-    for row in timed[:5]:
-        time_row(row, rep_ms=0)
-    timed.sort(key=lambda row: row["p50_us"])
-    print(f"{size}: {len(rows)} of {len(candidates(size))} tilings, {len(failed)} of them failed")
-    for row in timed[:10]:
-        spread = f"{row['p50_us']:9.2f} us ({row['p20_us']:.2f} to {row['p80_us']:.2f})"
-        print(f"  {spread} {row['gbps']:6.0f} GB/s  {words(row['config'])}")
-    for row in failed:
-        print(f"  FAILED {words(row['config'])}: {row['error'][:300]}")
-    sys.stdout.flush()
-    return timed + failed
+    return time_rows(str(size), rows, time_row, deadline, len(candidates(size)))
 
 
 def parse_size(text: str) -> Size:
@@ -272,61 +206,41 @@ def parse_size(text: str) -> Size:
     return Size(int(tokens), int(heads))
 
 
-def parse_config(text: str) -> Config:
-    names = ("tokens", "heads", "kv_tokens", "num_warps", "num_stages")
-    values = [int(value) for value in text.split(",")]
-    if len(values) not in (4, 5):
-        raise ValueError(text)
-    return dict(zip(names, [*values, 1][:5], strict=True))
-
-
 def main(arguments: Iterable[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="times the DeepSeek-V4 operator on a GPU")
     sizes = [Size(*size) for size in SIZES]
-    parser.add_argument("--sizes", type=parse_size, nargs="+", default=sizes, metavar="TxH")
-    parser.add_argument("--profile", help="a vendor profile other than the detected one")
-    tiles = "tokens,heads,kv_tokens,num_warps[,num_stages]"
-    parser.add_argument("--config", type=parse_config, metavar=tiles, help="force a tiling")
-    parser.add_argument("--sweep", action="store_true", help="try tilings instead of the rules")
-    parser.add_argument("--budget", type=float, default=400, help="seconds that a sweep may take")
-    parser.add_argument("--jobs", type=int, default=14, help="processes that compile for it")
-    parser.add_argument("--json", type=Path, help="write everything here too")
+    tiles = ("tokens", "heads", "kv_tokens")
+    parser = parser_for("times the DeepSeek-V4 operator on a GPU", sizes, parse_size, tiles)
     options = parser.parse_args(None if arguments is None else list(arguments))
     if not torch.cuda.is_available():
         print("needs a GPU: torch.cuda.is_available() is False")
         return 1
 
-    begin = time.perf_counter()
-    device = torch.cuda.get_device_properties(0).name
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    report: dict[str, Any] = {"device": device, "profile": vendors.detect(), **versions}
-    print(f"{device}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
-    first_copy = copy_gbps()
-    if options.sweep:
-        report["sweep"] = []
+    begin, report = time.perf_counter(), described()
+    rows: list[Row] = []
+
+    def swept() -> None:
         prepared = prepare_all(options.sizes, begin + 0.6 * options.budget, options.jobs)
         print(f"{len(prepared)} kernels after {time.perf_counter() - begin:.0f} s", flush=True)
         for done, size in enumerate(options.sizes):
             now = time.perf_counter()
             share = (begin + options.budget - now) / (len(options.sizes) - done)
-            report["sweep"] += sweep(size, now + share, prepared)
-        failed = any("error" in row for row in report["sweep"])
-    else:
+            rows.extend(sweep(size, now + share, prepared))
+
+    def measured() -> None:
         call_options = {"profile": options.profile, "config": options.config}
-        rows = [measure(size, **call_options) for size in options.sizes]
-        report["results"] = rows
-        failed = False
-    copies = (first_copy, copy_gbps())
-    report["copy_gbps"] = copies
-    print(f"copy of 1 GiB: {copies[0]:.0f} GB/s before, {copies[1]:.0f} after")
-    if not options.sweep:
+        rows.extend(measure(size, **call_options) for size in options.sizes)
+
+    report["sweep" if options.sweep else "results"] = rows
+    copy = between_copies(report, swept if options.sweep else measured)
+    if options.sweep:
+        failed = any("error" in row for row in rows)
+    else:
         for row in rows:
-            judge(row, max(copies))
+            judge(row, copy)
         print_table(rows)
         failed = not all(row.get("met", True) for row in rows)
     print(f"{time.perf_counter() - begin:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write(report, options.json)
     return int(failed)
 
 

@@ -1,8 +1,27 @@
 """The operators."""
 
+from tilewright.ops.dequantize_and_gather_k_cache import dequantize_and_gather_k_cache
+from tilewright.ops.fused_deepseek_v4_kv_rope_insert import fused_deepseek_v4_kv_rope_insert
+from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_bf16_insert import (
+    fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_bf16_insert,
+)
+from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_fp8_insert import (
+    fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_fp8_insert,
+)
 from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert import (
     fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert,
 )
+from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded import (
+    fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded,
+)
 from tilewright.ops.fused_qk_norm_rope import fused_qk_norm_rope
 
-__all__ = ["fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert", "fused_qk_norm_rope"]
+__all__ = [
+    "dequantize_and_gather_k_cache",
+    "fused_deepseek_v4_kv_rope_insert",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_bf16_insert",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_fp8_insert",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded",
+    "fused_qk_norm_rope",
+]

@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.applications.deepseek_v4 import kv_row, q_head
-from tilewright.arrangements.paged_rows import paged_rows
-from tilewright.arrangements.rope import neighbour_pairs, trailing_tables
-from tilewright.arrangements.token_heads import token_heads, token_rows
+from tilewright.arrangements import deepseek_v4
+from tilewright.arrangements.deepseek_v4 import GROUP, HEAD, PASSED, ROTARY, ROW_BYTES, packed_cache, packed_rows
 from tilewright.expr import Expr, Size
 from tilewright.kernel import Argument, Branch, Kernel, Requirement, Scalar
 from tilewright.launch import operator
 from tilewright.tensor import Tensor
-
-HEAD, ROTARY, GROUP = 512, 64, 64  # lanes of a head, of its rotating tail, of a quantised group
-PAIRS, GROUPS = HEAD // 2, HEAD // GROUP
-PASSED = HEAD - ROTARY
-TOKEN_BYTES = PASSED + 2 * ROTARY  # 448 e4m3 codes and 64 rotated lanes of 2 bytes
-SCALE_BYTES = GROUPS  # 7 scales and a zero
-ROW_BYTES = TOKEN_BYTES + SCALE_BYTES
 
 num_tokens = Size("num_tokens")
 num_inserted = Size("num_inserted", high=num_tokens.expr)
@@ -36,42 +28,19 @@ slot_mapping = Tensor("slot_mapping", "tokens", (num_inserted,), "int64", (Size(
 position_ids = Tensor("position_ids", "tokens", (num_tokens,), "int64", (Size("position_stride"),))
 cos_sin_cache = Tensor("cos_sin_cache", "positions rotary", (num_positions, ROTARY), "float32")
 
-codes = k_cache.view(
-    "codes", "blocks rows dim", (num_blocks, block_size, PASSED), (block_stride, TOKEN_BYTES, 1), "uint8"
-)
-tail = k_cache.view(
-    "tail", "blocks rows dim", (num_blocks, block_size, ROTARY), (tail_block_stride, TOKEN_BYTES // 2, 1), "like:kv",
-    offset=PASSED // 2,
-)  # fmt: skip
-scales = k_cache.view(
-    "scales", "blocks rows groups", (num_blocks, block_size, GROUPS), (block_stride, SCALE_BYTES, 1), "uint8",
-    offset=block_size.expr * TOKEN_BYTES,
-)  # fmt: skip
+cache = packed_cache(k_cache, num_blocks, block_size, block_stride, tail_block_stride, "kv")
 
 
 def arrange_kv(kv_tokens: Expr) -> dict[str, Any]:
     """A program takes `kv_tokens` rows of kv to the rows of the cache that their slots name."""
-    slots = slot_mapping.index(name="slot", above="never")
-    positions = position_ids[:num_inserted].where(slots).index(name="position", above="never", negative="never")
-    cos, sin = (t.split("pairs", groups=GROUPS, pairs=-1) for t in trailing_tables(cos_sin_cache, positions, PAIRS))
-    row = kv[:num_inserted].where(slots)
-    in_row = {
-        "x": row,
-        "codes": paged_rows(codes, slots, block_size).pad(((0, 0), (0, ROTARY))),
-        "tail": paged_rows(tail, slots, block_size).pad(((0, 0), (PASSED, 0))),
-    }
-    grouped = {name: t.split("dim", groups=GROUPS, pairs=-1, side=2) for name, t in in_row.items()}
-    tiles = {**grouped, "cos": cos, "sin": sin, "scales": paged_rows(scales, slots, block_size)}
-    arranged = token_rows(*tiles.values(), tokens=kv_tokens)
-    return {**dict(zip(tiles, arranged, strict=True)), "quantised": PASSED // GROUP}
+    tiles = packed_rows(kv, cache, cos_sin_cache, slot_mapping, position_ids, block_size, kv_tokens)
+    return {**tiles, "quantised": PASSED // GROUP}
 
 
 def arrange_q(tokens: Expr, heads: Expr) -> dict[str, Any]:
-    """A program takes `tokens` tokens by `heads` heads of q."""
-    positions = position_ids.index(name="position", above="never", negative="never")
-    cos, sin = trailing_tables(cos_sin_cache, positions, PAIRS)
-    x, cos, sin = token_heads(neighbour_pairs(q), cos, sin, tokens=tokens, heads=heads)
-    return {"x": x, "cos": cos, "sin": sin, "dim": HEAD, "eps": "eps"}
+    """A program takes `tokens` tokens by `heads` heads of q, in place."""
+    tiles = deepseek_v4.heads(q, q, cos_sin_cache, position_ids, tokens, heads)
+    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": "eps", "normed": True, "rotated": True}
 
 
 kernel = Kernel(
@@ -89,6 +58,7 @@ kernel = Kernel(
     branches=(Branch("kv_row", arrange_kv, kv_row), Branch("q_head", arrange_q, q_head)),
     divides={"heads": (num_heads,)},
     derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
+    slots=("slot_mapping", "k_cache.shape[0] * cache_block_size"),
     quantities={"tokens": "num_tokens", "programs": "num_tokens * (num_heads + 1)"},
     requirements=(
         Requirement(

@@ -1,7 +1,8 @@
-"""Random arrangements, and what NineToothed says each of them means.
+"""What arranged tensors mean: by numpy over every index, and, of random arrangements, by NineToothed.
 
 An `Arrangement` is data: a shape and a list of operations, with sizes as integers or names. It is applied alike to our
 `Tensor` and to NineToothed's, from a fresh tensor each time and each result used once, since there a fork is wrong.
+`read` gives the elements of any arranged tensor, gathers included, as a kernel would load them.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
 import numpy as np
-from ninetoothed import Symbol
-from ninetoothed import Tensor as Oracle
 
-from tilewright.expr import Expr, Index, Size, const, simplify_mask
-from tilewright.tensor import Tensor
+from tilewright.expr import Expr, Index, Loaded, Size, const, simplify_mask
+from tilewright.tensor import Source, Tensor
 
 LARGEST = 7  # values of sizes
 ELEMENTS = 1200  # of an arranged tensor
-ROLES = ("program", "step", "lane")
 OPERATIONS = (
     *("tile",) * 4, "expand", "expand", "squeeze", "unsqueeze", "permute", "flatten", "flatten", "ravel", "pad",
     "__getitem__", "__getitem__",
@@ -31,9 +30,17 @@ OPERATIONS = (
 SizeRef = int | str
 Values = Mapping[str, int]
 
-# Two operators that NineToothed's symbols lack: padding at index 0 needs the first, floor mode the second.
-Symbol.__neg__ = lambda self: self * -1
-Symbol.__rfloordiv__ = lambda self, other: Symbol(other) // self
+
+@cache
+def oracle() -> Any:
+    """NineToothed, its symbols with the operators they lack: padding needs -x, integers that meet a size the others."""
+    import ninetoothed
+
+    symbol = ninetoothed.Symbol
+    symbol.__neg__ = lambda self: self * -1
+    symbol.__rfloordiv__ = lambda self, other: symbol(other) // self
+    symbol.__rmod__ = lambda self, other: symbol(other) % self
+    return ninetoothed
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,8 @@ class Arrangement:
 
     def theirs(self) -> Any:
         """NineToothed's tensor, arranged."""
-        shape = tuple(Symbol(s) if isinstance(s, str) else s for s in self.shape)
-        return self._apply(Oracle(shape=shape), lambda s: Symbol(s) if isinstance(s, str) else s)
+        shape = _bound(self.shape, oracle().Symbol)
+        return self._apply(oracle().Tensor(shape=shape), oracle().Symbol)
 
     def _apply(self, tensor: Any, bind: Any) -> Any:
         for step in self.steps:
@@ -77,13 +84,14 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Every element's offset (-1 where there is none), by the oracle and by us; and how many conditions were proven."""
+    """Every element's offset, -1 where there is none, by the oracle and by us; and what the prover did."""
 
     theirs: np.ndarray
     ours: np.ndarray
-    remaining: np.ndarray  # where the conditions that are left hold
+    remaining: np.ndarray  # is the mask that is left the same here?
     conditions: int
     left: int
+    needless: int  # conditions left that hold everywhere
 
 
 def start(shape: Sequence[SizeRef], divides: Sequence[tuple[str, str]]) -> Tensor:
@@ -121,45 +129,97 @@ def evaluate(arrangement: Arrangement) -> Iterator[Evaluated]:
     """Offsets of every element by both, at each of the arrangement's values."""
     theirs, ours = arrangement.theirs(), arrangement.ours()
     innermost = theirs.innermost()
-    if innermost.ndim == 0 or len(set(innermost.target_dims)) < innermost.ndim:
-        theirs, ours = theirs.ravel(), ours.ravel()  # NineToothed numbers such an innermost level wrongly
+    outer = prod(axis.size.evaluate(arrangement.values[0]) for level in ours.levels[:-1] for axis in level)
+    if innermost.ndim == 0 or len(set(innermost.target_dims)) < innermost.ndim or outer > 20:
+        # NineToothed numbers an innermost level without axes, or with two new ones, wrongly; and it evaluates the
+        # positions of outer levels one by one.
+        theirs, ours = theirs.ravel(), ours.ravel()
     for values in arrangement.values:
         shape = [values.get(s, s) if isinstance(s, str) else s for s in arrangement.shape]
-        subs = {theirs.source: {"shape": shape}} | {Symbol(n): v for n, v in values.items()}
-        offsets, exists, remaining, conditions, left = place(ours, values)
-        yield Evaluated(
-            theirs.eval(subs), np.where(exists, offsets, -1), remaining == exists, conditions, left
-        )
+        subs = {theirs.source: {"shape": shape}} | {oracle().Symbol(n): v for n, v in values.items()}
+        yield _evaluate(ours, theirs.eval(subs), values)
 
 
-def place(tensor: Tensor, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
-    """Offsets, where the conditions hold, where those left by the prover hold, and how many there are of each."""
+def _evaluate(tensor: Tensor, theirs: np.ndarray, values: Values) -> Evaluated:
+    levels, env, shape = grid(tensor, values)
+    source, conditions = tensor.locate(*levels)
+    offset = sum((i * s for i, s in zip(source, tensor.source.strides, strict=True)), const(0))
+    left = simplify_mask(conditions)
+    exists = _hold(conditions, env, shape)
+    return Evaluated(
+        theirs,
+        np.where(exists, offset.evaluate(env), -1),
+        _hold(left, env, shape) == exists,
+        conditions=len(dict.fromkeys(conditions)),
+        left=len(left),
+        needless=sum(bool(_hold([e], env, shape).all()) for e in left),
+    )
+
+
+def grid(tensor: Tensor, values: Values) -> tuple[list[list[Expr]], dict[str, Any], list[int]]:
+    """An index for every axis of every level, what evaluates them over all positions at once, and the whole shape."""
     axes = [(number, axis) for number, level in enumerate(tensor.levels) for axis in level]
     shape = [axis.size.evaluate(values) for _, axis in axes]
     env: dict[str, Any] = dict(values)
     levels: list[list[Expr]] = [[] for _ in tensor.levels]
     for dim, (number, axis) in enumerate(axes):
-        index = Index(f"i{dim}", axis.size, ROLES[min(number, 2)])
+        role = "lane" if number == len(levels) - 1 else "program" if number == 0 else "step"
+        index = Index(f"i{dim}", axis.size, role)
         levels[number].append(index.expr)
         env[index.label] = np.arange(shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(axes))])
-    source, conditions = tensor.locate(*levels)
-    offset = sum((i * s for i, s in zip(source, tensor.source.strides, strict=True)), const(0))
-    kept = simplify_mask(conditions)
-    return (
-        np.broadcast_to(offset.evaluate(env), shape),
-        hold(conditions, env, shape),
-        hold(kept, env, shape),
-        len(dict.fromkeys(conditions)),
-        len(kept),
-    )
+    return levels, env, shape
 
 
-def hold(conditions: Sequence[Expr], env: Mapping[str, Any], shape: Sequence[int]) -> np.ndarray:
+def read(tensor: Tensor, memory: Mapping[str, np.ndarray], values: Values) -> np.ndarray:
+    """The elements of an arranged tensor, its fill where there is none.
+
+    `memory` holds the elements of each allocation by the name of its argument. The masks are those left by the prover;
+    they must be the full ones, and no element outside its allocation may be read.
+    """
+    levels, env, shape = grid(tensor, values)
+    place, conditions = tensor.locate(*levels)
+
+    def loaded(atom: Loaded) -> np.ndarray:
+        return _load(atom.source, atom.index, atom.mask, atom.fill, memory, env, shape, loaded)
+
+    fill = 0 if tensor.fill is None else tensor.fill
+    return _load(tensor.source, place, conditions, fill, memory, env, shape, loaded)
+
+
+def _load(
+    source: Source, place: Sequence[Expr], conditions: Sequence[Expr], fill: float, memory: Mapping[str, np.ndarray],
+    env: Mapping[str, Any], shape: Sequence[int], loaded: Any,
+) -> np.ndarray:  # fmt: skip
+    exists = _hold(conditions, env, shape, loaded)
+    left = _hold(simplify_mask(conditions), env, shape, loaded)
+    assert np.array_equal(exists, left), f"{source.name}: a needed condition was dropped"
+    offset = sum((i * s for i, s in zip(place, source.strides, strict=True)), source.offset)
+    at = np.broadcast_to(offset.evaluate(env, loaded), shape)
+    choices = source.choices or (source,)
+    which = np.broadcast_to(place[0].evaluate(env, loaded) if source.choices else 0, shape)
+    assert ((which >= 0) & (which < len(choices)))[exists].all(), f"{source.name}: there is no such tensor"
+    out = np.full(shape, fill, dtype=memory[choices[0].memory].dtype)
+    for number, choice in enumerate(choices):
+        here, elements = exists & (which == number), memory[choice.memory].reshape(-1)
+        assert ((at >= 0) & (at < elements.size))[here].all(), f"{choice.name}: read outside its allocation"
+        out[here] = elements[at[here]]
+    return out
+
+
+def _hold(
+    conditions: Sequence[Expr], env: Mapping[str, Any], shape: Sequence[int], loaded: Any = None
+) -> np.ndarray:
     """Where all conditions hold."""
     out = np.ones(shape, dtype=bool)
     for condition in conditions:
-        out &= condition.evaluate(env) >= 0
+        out &= condition.evaluate(env, loaded) >= 0
     return out
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, tuple):
+        return [name for v in value for name in _names(v)]
+    return [value] if isinstance(value, str) else []
 
 
 class Generator:
@@ -176,8 +236,8 @@ class Generator:
         """An arrangement in which every operation is allowed and every level has elements."""
         shape = tuple(self.size("n", self.random.randint(1, LARGEST)) for _ in range(self.random.randint(1, 3)))
         ours, steps = start(shape, ()), []
-        for _ in range(self.random.randint(2, 7)):
-            depth = self.random.randrange(len(ours.levels))
+        for _ in range(self.random.randint(2, 8)):
+            depth = self.random.choice((*range(len(ours.levels)), len(ours.levels) - 1))
             name = self.random.choice(OPERATIONS)
             at = ours
             for _ in range(depth):
@@ -192,6 +252,10 @@ class Generator:
             if self.fits(sizes, self.values) and len(sizes) <= 8:
                 ours, steps = after, [*steps, step]
                 self.shapes += sizes
+        used = set(_names((shape, tuple(step.arguments for step in steps))))
+        self.divides = [(tile, size) for tile, size in self.divides if tile in used]
+        used |= {size for _, size in self.divides}
+        self.values = {name: value for name, value in self.values.items() if name in used}
         final = [axis.size for level in ours.levels for axis in level]
         return Arrangement(shape, tuple(steps), tuple(self.divides), self.assignments(final))
 
@@ -200,10 +264,10 @@ class Generator:
         found = [self.values]
         for _ in range(20):
             other = {name: self.random.randint(1, LARGEST) for name in self.values}
-            apart = all(other[n] % other[t] == 0 for t, n in self.divides) and other not in found
-            if apart and len(found) < 3 and self.fits(self.shapes, other) and self.fits(sizes, other):
+            allowed = all(other[size] % other[tile] == 0 for tile, size in self.divides)
+            if allowed and other not in found and self.fits(self.shapes, other) and self.fits(sizes, other):
                 found.append(other)
-        return tuple(found)
+        return tuple(found[:2])
 
     def fits(self, sizes: Sequence[Expr], values: Values) -> bool:
         """Is no level empty, and are the elements few?"""
@@ -266,11 +330,11 @@ class Generator:
         )
 
     def ravel(self, at: Tensor, sizes: Sequence[int]) -> tuple[Any, ...] | None:
-        return () if len(at.levels) > 1 and self.random.random() < 0.4 else None
+        return () if len(at.levels) > 1 and self.random.random() < 0.7 else None
 
     def pad(self, at: Tensor, sizes: Sequence[int]) -> tuple[Any, ...] | None:
         def amount() -> SizeRef:
-            return self.random.choice((0, 0, self.size("n", self.random.randint(1, 2))))
+            return self.size("n", self.random.randint(1, 2)) if self.random.random() < 0.4 else 0
 
         return (tuple((amount(), amount()) for _ in sizes),) if sizes else None
 

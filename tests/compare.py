@@ -92,9 +92,9 @@ def check_close(
     return int((~right).sum())
 
 
-def check_rounding(name: str, off: int, elements: int) -> None:
-    """At most max(2, 5e-4 of the elements) are not the correctly rounded value."""
-    most = max(2, int(5e-4 * elements))
+def check_rounding(name: str, off: int, elements: int, share: float = 5e-4, least: int = 2) -> None:
+    """At most max(`least`, `share` of the elements) are not the correctly rounded value."""
+    most = max(least, int(share * elements))
     if off > most:
         raise AssertionError(
             f"{name}: {off} of {elements} elements are not the correctly rounded value, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `gpu` where there is none."""
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs a GPU: torch.cuda.is_available() is False")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The rows that tests recorded with `record_property("row", ...)`, as a table."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
+    rows = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "row"]
+    if rows:
+        terminalreporter.section("compiled")
+        for row in sorted(set(rows)):
+            terminalreporter.write_line(str(row))
 
 
 @functools.cache

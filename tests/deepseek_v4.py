@@ -57,6 +57,7 @@ class Case:
         content: What kv and q hold, a key of `CONTENTS`.
         strided: Slots and positions are every second element, between others that are valid too.
         max_position: Rows of the cos/sin table.
+        fnuz: Codes are those of e4m3fnuz, as on gfx942.
         spread: Every 64 values are scaled by a power of two from 2^-spread to 2^spread.
     """
 
@@ -73,6 +74,7 @@ class Case:
     spread: int = 4
     eps: float = 1e-6
     seed: int = 0
+    fnuz: bool = False
 
     @property
     def rows(self) -> int:
@@ -398,7 +400,7 @@ def check_cache(inputs: Inputs) -> None:
     for start in range(0, case.rows, step):
         rows = start + (inputs.slot_mapping[start : start + step] >= 0).nonzero().squeeze(1)
         slots, positions = inputs.slot_mapping[rows], inputs.position_ids[rows]
-        codes, scales, exact = exact_kv(inputs.kv[rows], positions, inputs.cos_sin_cache)
+        codes, scales, exact = exact_kv(inputs.kv[rows], positions, inputs.cos_sin_cache, case.fnuz)
         stored = data[slots // case.block_size, slots % case.block_size]
         tail = stored[:, PLAIN:].contiguous().view(case.dtype)
         check_close(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 HEAD, PLAIN, BLOCK = 512, 448, 64  # a head; its lanes that do not rotate; the lanes of one scale
 DATA, SCALES = 576, 8  # bytes a token: 448 fp8 and 64 two-byte values; 7 scales and a zero
-E4M3_MAX = 448.0
+# The largest value that e4m3 codes are scaled to: OCP's, and that of gfx942's fnuz, which could hold 240.
+E4M3_MAX, FNUZ_MAX = 448.0, 224.0
 
 
 def reference(
@@ -20,6 +21,7 @@ def reference(
     cos_sin_cache: Tensor,
     eps: float,
     cache_block_size: int,
+    fnuz: bool = False,
 ) -> None:
     """q = rotate(q * rsqrt(mean(q^2) + eps)) in place; kv, rotated and quantised, into the cache.
 
@@ -36,10 +38,11 @@ def reference(
         cos_sin_cache: [positions, 64], float32: 32 cosines, 32 sines.
         eps: Added to the mean square, as float32.
         cache_block_size: Tokens of one block.
+        fnuz: Codes are those of e4m3fnuz.
     """
     q.copy_(round_once(exact_q(q, position_ids, cos_sin_cache, eps), q.dtype))
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
-    codes, scales, tail = exact_kv(kv[rows], position_ids[rows], cos_sin_cache)
+    codes, scales, tail = exact_kv(kv[rows], position_ids[rows], cos_sin_cache, fnuz)
     tail = round_once(tail, kv.dtype)
     insert(k_cache, cache_block_size, slot_mapping[rows], codes, scales, tail)
 
@@ -54,10 +57,10 @@ def exact_q(q: Tensor, position_ids: Tensor, cos_sin_cache: Tensor, eps: float) 
 
 
 def exact_kv(
-    kv: Tensor, position_ids: Tensor, cos_sin_cache: Tensor
+    kv: Tensor, position_ids: Tensor, cos_sin_cache: Tensor, fnuz: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes [rows, 448] and scale bytes [rows, 8], uint8; the tail [rows, 64], float64."""
-    codes, scales = quantise(kv[:, :PLAIN])
+    codes, scales = quantise(kv[:, :PLAIN], fnuz=fnuz)
     tail = rotate(kv[:, PLAIN:].double(), cos_sin_cache[position_ids])
     return codes, torch.nn.functional.pad(scales, (0, 1)), tail
 
@@ -69,23 +72,28 @@ def rotate(values: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
-    """e4m3 codes of x * 2^-e, and e + 127 as a byte for every 64 lanes.
+def quantise(values: Tensor, lanes: int = BLOCK, fnuz: bool = False) -> tuple[Tensor, Tensor]:
+    """e4m3 codes of x * 2^-e, and e + 127 as a byte for every `lanes` lanes.
 
-    e is the least integer with amax <= 448 * 2^e, where amax is at least 1e-4. NaN counts for
-    nothing in amax and becomes -448. A block that holds an infinity has byte 255 and the scale
+    e is the least integer with amax <= 448 * 2^e, where amax is at least 1e-4; 224 for fnuz. NaN
+    counts for nothing in amax and becomes -448. A block that holds an infinity has byte 255 and the scale
     2^-inf = 0: its finite values become a zero of their sign, its infinities NaN and so -448.
     """
-    blocks = values.double().unflatten(-1, (-1, BLOCK))
+    blocks = values.double().unflatten(-1, (-1, lanes))
     largest = blocks.abs().nan_to_num_(nan=0.0, posinf=torch.inf).amax(-1, keepdim=True)
     # amax = m * 2^k with 1 <= m < 2 and 448 = 1.75 * 2^8, so e = k - 8 + (m > 1.75), exactly.
     bits = largest.clamp_(min=1e-4).view(torch.int64)
-    exponent = (bits >> 52) - 1023 - 8 + ((bits & ((1 << 52) - 1)) > (3 << 50)).long()
+    exponent = (bits >> 52) - 1023 - 8 + ((bits & ((1 << 52) - 1)) > (3 << 50)).long() + fnuz
     scale = ((1023 - exponent) << 52).view(torch.float64).masked_fill_(largest.isinf(), 0.0)
     # x * 2^-e is exact, also in float32 unless it is a zero to e4m3: the cast rounds alone.
-    scaled = (blocks * scale).nan_to_num_(nan=-E4M3_MAX).clamp_(-E4M3_MAX, E4M3_MAX)
-    codes = scaled.float().to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = e4m3(blocks * scale, fnuz)
     return codes.flatten(-2), (exponent + 127).clamp_(0, 255).squeeze(-1).to(torch.uint8)
+
+
+def e4m3(values: Tensor, fnuz: bool = False) -> Tensor:
+    """Codes of float64 values that are float32 too, saturating; NaN becomes the least value."""
+    most, dtype = (FNUZ_MAX, torch.float8_e4m3fnuz) if fnuz else (E4M3_MAX, torch.float8_e4m3fn)
+    return values.nan_to_num(nan=-most).clamp_(-most, most).float().to(dtype).view(torch.uint8)
 
 
 def cache_rows(k_cache: Tensor, block_size: int) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ SLICE = 1 << 22  # elements made and compared at a time: 32 MiB in float64
 FAR = 2**31 - 8192  # elements from row to row of `run_far`
 
 Operator = Callable[..., None]
+Exact = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]  # as `exact_heads`
 
 
 @dataclass(frozen=True)
@@ -258,8 +259,17 @@ def _cos_sin(case: Case, device: torch.device) -> Tensor:
 # Checking results
 
 
-def run(operator: Operator, inputs: Inputs, *, repeats: int = 0, **options: Any) -> None:
+def run(
+    operator: Operator, inputs: Inputs, *, repeats: int = 0, exact: Exact = exact_heads, **options: Any
+) -> None:
     """One call checked in full, then `repeats` calls on equal inputs that must give its bits.
+
+    Args:
+        operator: What is checked.
+        inputs: What it gets.
+        repeats: Further calls.
+        exact: What it computes, float64.
+        options: Its further keywords.
 
     Raises:
         AssertionError: Names the first rule that does not hold, and where.
@@ -269,7 +279,7 @@ def run(operator: Operator, inputs: Inputs, *, repeats: int = 0, **options: Any)
     if returned is not None:
         raise AssertionError(f"returned {type(returned).__name__}; it works in place")
     check_same("the call changed", inputs.read_only(), before)
-    check(inputs)
+    check(inputs, exact)
     first = inputs.written()
     for repeat in range(repeats):
         inputs.reset()
@@ -318,7 +328,7 @@ def check_same(message: str, actual: dict[str, int], expected: dict[str, int]) -
         raise AssertionError(f"{message} {', '.join(names)}")
 
 
-def check(inputs: Inputs) -> None:
+def check(inputs: Inputs, formula: Exact = exact_heads) -> None:
     """Every q and k head is right, every other byte of qkv and around it as before.
 
     A value is within max(1 ulp, 2^-20 of the head's rms) of the exact one, nearly all of them are
@@ -333,7 +343,7 @@ def check(inputs: Inputs) -> None:
         heads, actual = head_values(case, expected), head_values(case, rows[start:stop])
         cos_sin = table[inputs.position_ids[start:stop].long()]
         if case.normed:
-            exact = exact_heads(heads, weights, cos_sin, case.neox, case.eps)
+            exact = formula(heads, weights, cos_sin, case.neox, case.eps)
             off += check_close(
                 "qkv",
                 actual,
@@ -347,7 +357,8 @@ def check(inputs: Inputs) -> None:
         heads.copy_(actual)
         got, want = (x.reshape(-1).view(torch.uint8) for x in (rows[start:stop], expected))
         check_bytes("qkv", got, want, lambda at, start=start: _place(case, start, at))
-    check_rounding("qkv", off, case.tokens * case.normed * case.head_dim)
+    # float16 after five roundings to float32: 2e-4 to 3e-4 are expected. A second rounding of the result makes it 0.2.
+    check_rounding("qkv", off, case.tokens * case.normed * case.head_dim, share=2e-3, least=4)
     guard = torch.full((GUARD,), torch.nan, dtype=case.dtype, device=device).view(torch.uint8)
     for side, part in (("before", memory[:GUARD]), ("after", memory[len(memory) - GUARD :])):
         check_bytes(f"memory {side} qkv", part.view(torch.uint8), guard, "byte {}".format)

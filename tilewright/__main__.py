@@ -69,7 +69,8 @@ def _config(text: str) -> dict[str, int]:
 
 def _build(options: argparse.Namespace) -> int:
     built = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("generating", total=len(options.vendor) * len(operators(options.op)))
         for module in build(options.vendor, options.out, options.op):
             built.append(module)

@@ -52,6 +52,25 @@ class Access:
     conditions: tuple[Expr, ...]
     fill: float | int
     element: str  # text of the element's dtype
+    either: Either | None = None
+
+
+@dataclass(frozen=True)
+class Either:
+    """A choice between two tensors that differs within a tile: each is read over `dims`, and a lane takes its own.
+
+    Attributes:
+        sides: what each read is called, and the name of its pointers.
+        mask: of both reads, and `dims` theirs.
+        test: where the second is meant.
+        exists: where either is.
+    """
+
+    sides: tuple[tuple[str, str], tuple[str, str]]
+    mask: str
+    dims: tuple[Dim, ...]
+    test: str
+    exists: str
 
 
 def singular(name: str) -> str:
@@ -84,6 +103,7 @@ class Places:
         self.conditions: dict[Expr, str] = {}
         self.accesses: dict[tuple[object, ...], Access] = {}
         self.recasts: set[str] = set()
+        self.pointer_names: dict[str, str] = {}  # by their text, so that equal ones are computed once
         self.choices: dict[tuple[str, Expr], str] = {}
         self.index_loads: dict[str, tuple[Expr, ...]] = {}
         self.axes = self._tile_axes()
@@ -238,10 +258,14 @@ class Places:
         moving = {a for e in (*place, *mask) for a in e.atoms()}
         held = [axis for axis in held if _lane(axis) in moving]
         place, mask, dims = self._folded(tensor.source, place, mask, held)
-        pointers = self.fresh(f"{parameter}{suffix}_ptrs")
+        if tensor.source.choices and self._differs(place[0]):
+            either = self._either(tensor.source, place, mask, dims, suffix)
+            element = self.element(tensor.source.choices[0])
+            return Access(f"{parameter}{suffix}", dims, self.mask(mask, dims), mask, _fill(tensor), element, either)
         base = self._base(tensor.source, place, dims)
         offset = self.offset(tensor.source, place, dims)
-        self.head.append(f"{pointers} = {base}" + (f" + {offset}" if offset else ""))
+        text = f"{base} + {offset}" if offset else base
+        pointers = self._pointers(text, f"{parameter}{suffix}")
         return Access(
             pointers, dims, self.mask(mask, dims), mask, _fill(tensor),
             self.element(tensor.source),
@@ -261,14 +285,13 @@ class Places:
             if outer.name in grid_axes or inner.name in grid_axes or inner.size.value is None:
                 i += 1
                 continue
-            offset = sum((p * s for p, s in zip(place, source.strides, strict=True)), const(0))
-            if not _neighbours(offset, outer, inner, strict=True) or not all(
-                _neighbours(m, outer, inner, strict=False) for m in mask
-            ):
-                i += 1
-                continue
             joined = Index(f"{outer.name}+{inner.name}", outer.size * inner.size, "lane")
             apart: dict[Atom, Expr | int] = {outer: joined.expr // inner.size, inner: joined.expr % inner.size}
+            offset = sum((p * s for p, s in zip(place, source.strides, strict=True)), const(0))
+            side_by_side = _neighbours(offset, outer, inner, strict=True) or _in_runs(place, outer, inner, joined, apart)
+            if not side_by_side or not all(_neighbours(m, outer, inner, strict=False) for m in mask):
+                i += 1
+                continue
             place = tuple(_rejoin(p, outer, inner, joined, apart) for p in place)
             mask = tuple(condition(_rejoin(m, outer, inner, joined, apart)) for m in mask)
             lanes[i : i + 2] = [joined]
@@ -296,20 +319,51 @@ class Places:
         return source.name
 
     def _choice(self, source: Source, place: Sequence[Expr], dims: tuple[Dim, ...]) -> str:
-        """The pointer of one of two tensors, chosen by a test; one pointer where the test is the same for all lanes."""
-        which = place[0].single
-        if len(source.choices) != 2 or not isinstance(which, Test):
-            raise GenerationError(f"{source.name}: a choice is between two tensors, by at_least(); this is {place[0]}")
+        """The pointer of one of two tensors, chosen by a test that is the same for all lanes."""
+        named = self.name(self._which(source, place[0]).num)
         first, second = (self._base(choice, place[1:], ()) for choice in source.choices)
-        named = self.name(which.num)
-        own = self.dims_of(named)
         if (source.name, named) not in self.choices:
             pointer = self.choices[source.name, named] = self.fresh(source.name)
-            self.head.append(f"{pointer} = tl.where({self._test(named, own)}, {second}, {first})")
-        pointer = self.choices[source.name, named]
-        if own and len(own) < len(dims):
-            return f"{pointer}[{', '.join(':' if dim in own else 'None' for dim in dims)}]"
-        return pointer
+            self.head.append(f"{pointer} = tl.where({self._test(named, ())}, {second}, {first})")
+        return self.choices[source.name, named]
+
+    def _which(self, source: Source, index: Expr) -> Test:
+        which = index.single
+        if len(source.choices) != 2 or not isinstance(which, Test):
+            raise GenerationError(f"{source.name}: a choice is between two tensors, by at_least(); this is {index}")
+        return which
+
+    def _differs(self, index: Expr) -> bool:
+        """Does a choice depend on the lane?"""
+        return bool(self.dims_of(self.name(index)))
+
+    def _either(
+        self, source: Source, place: Sequence[Expr], mask: tuple[Expr, ...], dims: tuple[Dim, ...], suffix: str
+    ) -> Either:
+        """Two reads over the axes that they move along, for a choice along other axes.
+
+        AMD's compiler knows no tile of pointers into two tensors.
+        """
+        which = self._which(source, place[0])
+        own = self.dims_of(sum(map(self.name, place[1:]), const(0)))
+        inside = tuple(e for e in mask if set(self.dims_of(self.name(e))) <= set(own))
+        outside = tuple(e for e in mask if e not in inside)
+        if any(set(self.dims_of(self.name(e))) & set(own) for e in outside):
+            raise GenerationError(f"{source.name}: one condition is about its own axes and those of the choice")
+        sides = []
+        for choice in source.choices:
+            base, offset = self._base(choice, place[1:], own), self.offset(choice, place[1:], own)
+            name = f"{choice.memory}{suffix}"
+            sides.append((name, self._pointers(f"{base} + {offset}" if offset else base, name)))
+        test = self._test(self.name(which.num), dims)
+        return Either((sides[0], sides[1]), self.mask(inside, own), own, test, self.mask(outside, dims))
+
+    def _pointers(self, text: str, name: str) -> str:
+        """The variable that holds pointers of this text; equal ones are computed once."""
+        if text not in self.pointer_names:
+            self.pointer_names[text] = self.fresh(f"{name}_ptrs")
+            self.head.append(f"{self.pointer_names[text]} = {text}")
+        return self.pointer_names[text]
 
     def _test(self, named: Expr, dims: tuple[Dim, ...]) -> str:
         for term, c in named.terms.items():
@@ -549,7 +603,32 @@ def _rejoin(e: Expr, outer: Index, inner: Index, joined: Index, apart: Mapping[A
     high, low = e.coefficient(outer), e.coefficient(inner)
     if high is not None and low is not None and low.terms and high == low * inner.size:
         return e - high * outer.expr - low * inner.expr + low * joined.expr
-    return e.substitute(apart)
+    return _gathered(e.substitute(apart), inner, joined)
+
+
+def _gathered(e: Expr, inner: Index, joined: Index) -> Expr:
+    """`2 * (lane // 2 % 8) + lane % 2` as `lane % 16`."""
+    rest = Mod(joined.expr, inner.size)
+    slope = e.coefficient(rest)
+    if slope is None or not slope.terms:
+        return e
+    for atom in e.atoms(deep=False):
+        whole = isinstance(atom, Mod) and atom.num == joined.expr // inner.size
+        if whole and e.coefficient(atom) == slope * inner.size:
+            return e - slope * (rest.expr + inner.size * atom.expr) + slope * (joined.expr % (inner.size * atom.den))
+    return e
+
+
+def _in_runs(
+    place: Sequence[Expr], outer: Index, inner: Index, joined: Index, apart: Mapping[Atom, Expr | int]
+) -> bool:
+    """Do the two lie side by side in runs, of 16 say, that may be far apart?"""
+    deep = {atom for e in place for atom in e.atoms()}
+    shallow = {atom for e in place for atom in e.atoms(deep=False)}
+    if outer not in deep or outer in shallow or inner not in shallow:
+        return False
+    inside = {atom for e in place for atom in _rejoin(e, outer, inner, joined, apart).atoms()}
+    return not inside & {Mod(joined.expr, inner.size), Div(joined.expr, inner.size)}
 
 
 def _replace_outer(e: Expr, values: Mapping[Atom, Expr | int]) -> Expr:

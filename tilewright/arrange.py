@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.errors import ArrangementError
-from tilewright.expr import Expr, const, wrap
+from tilewright.expr import Expr, const, nonnegative, wrap
 from tilewright.tensor import Axis, Indices, Place, SizeLike, Tensor, _inside, _make
 
 
@@ -15,22 +15,27 @@ def cut(
     """Cuts every tensor the same way, by the names of its axes.
 
     One program gets `program[axis]` positions of each named axis and everything of the axes not named; the grid's axes
-    are those of `program`, in that order. A tensor without one of them is shared along it. `steps[axis]` cuts an axis
-    once more into what one step of the application's loop holds, seen there as `x[step]`.
+    are those of `program`, in that order. A tensor without one of them is shared along it. `steps[axis]` cuts one of
+    the other axes into what one step of the application's loop holds, seen there as `x[step]`.
 
     Raises:
-        ArrangementError: an axis that no tensor has, or two tensors that disagree about an axis's size.
+        ArrangementError: an axis that no tensor has or that is cut twice, a tile that may be empty, or two tensors that
+            disagree about an axis's size.
     """
     steps = dict(steps or {})
     counts: dict[str, Expr] = {}
-    for axis, tile in {**program, **steps}.items():
-        sizes = {t.name: t.shape[t.names.index(axis)] for t in tensors if axis in t.names}
+    for axis, tile in [*program.items(), *steps.items()]:
+        if axis in counts:
+            raise ArrangementError(f"cut: axis {axis} is cut into programs, it cannot be cut into steps too")
+        if not nonnegative(wrap(tile) - 1):
+            raise ArrangementError(f"cut: tile size {tile} along axis {axis} is not known to be >= 1")
+        sizes = [(t.name, t.shape[t.names.index(axis)]) for t in tensors if axis in t.names]
         if not sizes:
             raise ArrangementError(f"cut: no tensor has an axis {axis}")
-        if len(set(sizes.values())) > 1:
-            text = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        if len({size for _, size in sizes}) > 1:
+            text = ", ".join(f"{name} {size}" for name, size in sizes)
             raise ArrangementError(f"cut: axis {axis} differs: {text}")
-        size = next(iter(sizes.values()))
+        size = sizes[0][1]
         counts[axis] = (size + wrap(tile) - 1) // wrap(tile)
     return tuple(_cut_one(t, dict(program), steps, counts) for t in tensors)
 

@@ -58,6 +58,7 @@ class Scope(Protocol):
     def axis(self, name: str) -> Axis: ...
     def split(self, operand: Any, axis: str) -> tuple[Value, Value]: ...
     def load_as(self, operand: Any, dtype: str) -> Any: ...
+    def element(self, operand: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,23 @@ def float32(scope: Scope, x: Any) -> Any:
 
 
 @word
+def rounded(scope: Scope, x: Any, tile: Any) -> Value:
+    """rounded(x, tile): x rounded to the tile's dtype, in float32 again."""
+    value = scope.read(x)
+    return Value(f"{value.bound(ATOM)}.to({scope.element(tile)}).to(tl.float32)", "float32", value.dims)
+
+
+@word
+def reciprocal(scope: Scope, x: Any) -> Value:
+    """reciprocal(x): 1 / x, correctly rounded where the device's compiler can say so."""
+    value = scope.read(x)
+    arithmetic(scope, [value])
+    if scope.lowering["reciprocal"] == "div_rn":
+        return Value(f"tl.div_rn(1.0, {value.code})", "float32", value.dims)
+    return Value(f"1.0 / {value.bound(PRODUCT + 1)}", "float32", value.dims, PRODUCT)
+
+
+@word
 def position(scope: Scope, axis: str) -> Value:
     """position(axis): where each element lies along an axis of the tile, int32."""
     return scope.lane(axis)
@@ -316,20 +334,44 @@ def join(scope: Scope, first: Any, second: Any, axis: str) -> Joined:
 
 @word
 def e4m3(scope: Scope, x: Any) -> Value:
-    """e4m3(x): uint8 codes of float8 e4m3fn, to nearest even, saturating at 448; a NaN becomes -448."""
+    """e4m3(x): uint8 codes of the device's e4m3, to nearest even, saturating; a NaN becomes the least value.
+
+    The format is e4m3fn, up to 448, or e4m3fnuz, up to 224.
+    """
     value = scope.read(x)
-    return Value(f"{scope.helper('e4m3_' + scope.lowering['e4m3_encode'])}({value.code})", "uint8", value.dims)
+    name = f"e4m3{_fnuz(scope)}_{scope.lowering['e4m3_encode']}"
+    return Value(f"{scope.helper(name)}({value.code})", "uint8", value.dims)
+
+
+@word
+def e4m3_value(scope: Scope, code: Any) -> Value:
+    """e4m3_value(code): the float32 that a uint8 code of the device's e4m3 stands for."""
+    value = scope.read(code)
+    name = f"e4m3{_fnuz(scope)}_value_{scope.lowering['e4m3_decode']}"
+    return Value(f"{scope.helper(name)}({value.code})", "float32", value.dims)
 
 
 @word
 def ue8m0(scope: Scope, magnitude: Any) -> tuple[Value, Value]:
-    """ue8m0(m): (code, inverse) of the smallest power of two s with m <= 448 s.
+    """ue8m0(m): (code, inverse) of the smallest power of two s with m <= 448 s, or 224 s where e4m3 ends at 224.
 
     code is int32, s = 2 ** (code - 127), clamped to 0; inverse is 1 / s, or 0 where m is infinite (code 255).
     """
     value = scope.read(magnitude)
-    code = scope.keep(Value(f"{scope.helper('ue8m0_code')}({value.code})", "int32", value.dims), "scale_code")
+    name = scope.helper(f"ue8m0{_fnuz(scope)}_code")
+    code = scope.keep(Value(f"{name}({value.code})", "int32", value.dims), "scale_code")
     return code, Value(f"{scope.helper('ue8m0_inverse')}({code.code})", "float32", value.dims)
+
+
+@word
+def ue8m0_value(scope: Scope, code: Any) -> Value:
+    """ue8m0_value(code): 2 ** (code - 127), infinite for 255."""
+    value = scope.read(code)
+    return Value(f"{scope.helper('ue8m0_value')}({value.code})", "float32", value.dims)
+
+
+def _fnuz(scope: Scope) -> str:
+    return "fnuz" if scope.lowering["e4m3_format"] == "fnuz" else ""
 
 
 HELPERS = {
@@ -352,12 +394,56 @@ def e4m3_int_rne(x):
     code = tl.where(size < 0x3C800000, subnormal, normal)  # 0x3C800000 is 2 ** -6
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 ''',
+    "e4m3fnuz_int_rne": '''@triton.jit
+def e4m3fnuz_int_rne(x):
+    """uint8 codes of e4m3fnuz by integers, to nearest even, saturating at 224; a NaN becomes -224."""
+    x = tl.where(x >= -224.0, x, -224.0)
+    x = tl.where(x <= 224.0, x, 224.0)
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 952  # rebias the exponent from 127 to 8
+    subnormal = (tl.abs(x) + 8192.0).to(tl.int32, bitcast=True) & 0x7FFFFF  # rounds to multiples of 2 ** -10
+    code = tl.where(size < 0x3C000000, subnormal, normal)  # 0x3C000000 is 2 ** -7
+    return tl.where(code > 0, code | ((bits >> 24) & 0x80), 0).to(tl.uint8)  # 0x80 would be NaN
+''',
+    "e4m3_value_cast": '''@triton.jit
+def e4m3_value_cast(code):
+    """float32 of e4m3fn codes."""
+    return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+''',
+    "e4m3_value_bits_to_fp16": '''@triton.jit
+def e4m3_value_bits_to_fp16(code):
+    """float32 of e4m3fn codes: their bits are those of a float16 that is 256 times too small."""
+    bits = code.to(tl.int32)
+    half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+''',
+    "e4m3fnuz_value_bits_to_fp16": '''@triton.jit
+def e4m3fnuz_value_bits_to_fp16(code):
+    """float32 of e4m3fnuz codes: their bits are those of a float16 that is 128 times too small."""
+    bits = code.to(tl.int32)
+    half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.where(bits == 0x80, float("nan"), half.to(tl.float32) * 128.0)
+''',
     "ue8m0_code": '''@triton.jit
 def ue8m0_code(x):
     """Biased exponent of the smallest power of two s with x <= 448 * s, for x >= 0; 255 where x is infinite."""
     bits = x.to(tl.int32, bitcast=True)
     code = (bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)  # 448 is 1.75 * 2 ** 8
     return tl.where(bits >= 0x7F800000, 255, tl.maximum(code, 0))
+''',
+    "ue8m0fnuz_code": '''@triton.jit
+def ue8m0fnuz_code(x):
+    """Biased exponent of the smallest power of two s with x <= 224 * s, for x >= 0; 255 where x is infinite."""
+    bits = x.to(tl.int32, bitcast=True)
+    code = (bits >> 23) - 7 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)  # 224 is 1.75 * 2 ** 7
+    return tl.where(bits >= 0x7F800000, 255, tl.maximum(code, 0))
+''',
+    "ue8m0_value": '''@triton.jit
+def ue8m0_value(code):
+    """2 ** (code - 127), infinite for 255."""
+    bits = code.to(tl.int32)
+    return tl.where(bits > 0, bits << 23, 0x400000).to(tl.float32, bitcast=True)
 ''',
     "ue8m0_inverse": '''@triton.jit
 def ue8m0_inverse(code):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -142,4 +143,6 @@ def _load(operator_name: str, profile: str, source: str, interpreted: bool) -> t
         exec(compile(source, file, "exec"), module.__dict__)
     for error in ("ContractError", "ShapeError", "DtypeError", "LayoutError", "DeviceError"):
         setattr(module, error, getattr(errors, error))
+    if hasattr(module, "CHECK_SLOTS"):
+        module.CHECK_SLOTS = os.environ.get("TILEWRIGHT_CHECK_SLOTS", "") not in ("", "0")
     return module

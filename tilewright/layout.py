@@ -8,8 +8,13 @@ WIDTH = 100
 
 
 def wrapped(text: str) -> str:
-    """`text` with lines over `WIDTH` broken at the commas or operators of their outermost brackets."""
-    return "".join(_line(line) for line in text.splitlines(keepends=True))
+    """`text` with lines over `WIDTH` broken at the commas or operators of their outermost brackets, docstrings not."""
+    out, in_docstring = [], False
+    for line in text.splitlines(keepends=True):
+        quotes = line.count('"""')
+        out.append(line if in_docstring or quotes else _line(line))
+        in_docstring ^= quotes % 2 == 1
+    return "".join(out)
 
 
 def _line(line: str) -> str:
@@ -17,11 +22,14 @@ def _line(line: str) -> str:
     code, _, comment = bare.partition("  # ")
     if len(code) <= WIDTH or comment or bare.lstrip().startswith(("#", '"""')):
         return line
+    indent = " " * (len(bare) - len(bare.lstrip()))
+    target, equals, value = code.partition(" = ")
+    if equals and target.strip().isidentifier() and len(terms := _terms(value)) > 1:
+        return f"{target} = (\n{_filled(terms, indent + '    ')}{indent})\n"
     span = _outer(code)
     if span is None:
         return line
     start, end = span
-    indent = " " * (len(bare) - len(bare.lstrip()))
     parts = _split(code[start + 1 : end], ",")
     if len(parts) > 1:
         body = _filled([part + "," for part in parts], indent + "    ")
@@ -64,6 +72,17 @@ def _split(text: str, separator: str) -> list[str]:
             start = i + 1
     last = text[start:].strip()
     return parts + ([last] if last else [])
+
+
+def _terms(text: str) -> list[str]:
+    """`a + b`, outside brackets, as `a` and `+ b`."""
+    parts, depth, start = [], 0, 0
+    for i, c in _outside_strings(text):
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0 and text[i : i + 3] in (" + ", " - "):
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
 
 
 def _filled(parts: list[str], indent: str) -> str:

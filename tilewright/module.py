@@ -237,7 +237,10 @@ class _Module:
         return f"({count} if {branch.when} else 0)" if branch.when else count
 
     def _rules(self) -> str:
-        lines = ["# Least quantities and configuration; the first rule whose quantities are all reached counts.", "RULES = ("]
+        lines = [
+            "# Least quantities and configuration; the first rule whose quantities are all reached counts.",
+            "RULES = (",
+        ]
         for rule in self.rules.rules:
             lines.append(f"    # {rule.how}: {rule.source}")
             lines.append(f"    ({dict(rule.least)!r}, {dict(rule.config)!r}),")
@@ -319,10 +322,12 @@ class _Module:
                     continue
                 seen[size.name] = at
                 if size.low > 0:
-                    yield "ShapeError", f"{at} >= {size.low}", f"{name} has {axis.name}={{{at}}}, at least {size.low} is needed", needs
+                    few = f"{name} has {axis.name}={{{at}}}, at least {size.low} is needed"
+                    yield "ShapeError", f"{at} >= {size.low}", few, needs
                 high = size.high if isinstance(size.high, int) else size.high.value
                 if high is not None and high < INT32:
-                    yield "ShapeError", f"{at} <= {high}", f"{name} has {axis.name}={{{at}}}, at most {high} is supported", needs
+                    many = f"{name} has {axis.name}={{{at}}}, at most {high} is supported"
+                    yield "ShapeError", f"{at} <= {high}", many, needs
         dtypes = [self.e4m3 if dtype == "e4m3" else dtype for dtype in argument.dtypes]
         if dtypes[0].startswith("like:"):
             other = dtypes[0].removeprefix("like:")
@@ -342,11 +347,14 @@ class _Module:
                 f"{name} is {{_name({name}.dtype)}}, {' or '.join(dtypes)} is needed", (),
             )  # fmt: skip
         if argument.layout == "contiguous":
-            yield "LayoutError", f"{name}.is_contiguous()", f"{name} is not contiguous: its strides are {{tuple({name}.stride())}}", ()
+            strides = f"{name} is not contiguous: its strides are {{tuple({name}.stride())}}"
+            yield "LayoutError", f"{name}.is_contiguous()", strides, ()
         elif argument.layout == "rows":
-            yield "LayoutError", f"{name}.stride(-1) == 1", f"{name} has stride {{{name}.stride(-1)}} along its last axis, 1 is needed", needs
+            apart = f"{name} has stride {{{name}.stride(-1)}} along its last axis, 1 is needed"
+            yield "LayoutError", f"{name}.stride(-1) == 1", apart, needs
         if name != device:
-            yield "DeviceError", f"{name}.device == {device}.device", f"{name} is on {{{name}.device}}, {device} on {{{device}.device}}", ()
+            away = f"{name} is on {{{name}.device}}, {device} on {{{device}.device}}"
+            yield "DeviceError", f"{name}.device == {device}.device", away, ()
 
     def _refusal(self) -> str:
         parameters = ", ".join(a.name for a in self.kernel.arguments)
@@ -383,8 +391,8 @@ class _Module:
             # A check asks only of arguments that are of their type, and of the rank it needs.
             asked = [a.name for a in self.kernel.arguments if not getattr(a, "optional", False)]
             named = _names(holds, [*asked, *self._optional(holds)])
-            guard = [f"{'fits' if n in needs else 'is'}_{n}" for n in named]
-            condition = " and ".join([*guard, f"not ({holds})" if " and " in holds else f"not {holds}"])
+            guard = [f"{'fits' if n in needs and n in self.tensor_names else 'is'}_{n}" for n in named]
+            condition = " and ".join([*guard, f"not ({holds})" if " and " in holds or " or " in holds else f"not {holds}"])
             if ".dim()" in holds:
                 lines.append(f"    fits_{named[0]} = is_{named[0]} and {holds}")
                 condition = f"is_{named[0]} and not fits_{named[0]}"
@@ -418,11 +426,10 @@ class _Module:
             "    wanted = {" + ", ".join(f'"{n}"' for n in (*self.kernel.tiles, "num_warps", "num_stages")) + "}",
             '    problems = [f"{name} is missing" for name in sorted(wanted - set(config))]',
             '    problems += [f"{name} is unknown" for name in sorted(set(config) - wanted)]',
-            "    problems += [",
-            '        f"{name} = {config[name]} is no power of two"',
-            "        for name in sorted(wanted & set(config))",
-            '        if name != "num_stages" and (config[name] < 1 or config[name] & (config[name] - 1))',
-            "    ]",
+            "    for name in sorted(wanted & set(config)):",
+            '        value, kind = config[name], "whole number above 0" if name == "num_stages" else "power of two"',
+            '        if not isinstance(value, int) or value < 1 or kind == "power of two" and value & (value - 1):',
+            '            problems.append(f"{name} = {value!r} is no {kind}")',
             "    problems += [",
             '        f"{name} = {config[name]}, this module has {value}"',
             "        for name, value in FIXED.items()",
@@ -622,6 +629,8 @@ def _inlined(text: str, host: Mapping[str, str], bound: list[str]) -> str:
 
 def _negated(condition: str) -> str:
     """`not a == b` as `a != b`."""
+    if " or " in condition:
+        return condition
     head, _, tail = condition.rpartition("not ")
     if " in (" in tail:
         return head + tail.replace(" in (", " not in (", 1)

@@ -25,7 +25,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one operator on one device, in order, and what has been seen of them there."""
+    """The rules of one operator on one device, in order, and what has been seen of them there.
+
+    The status is the file's, or the operator's own: `[operator] status = "..."`.
+    """
 
     rules: tuple[Rule, ...]
     status: str
@@ -52,13 +55,14 @@ def parse(text: str, where: str, operator: str, parameters: Sequence[str], quant
     status = data.get("status")
     if not isinstance(status, str):
         problems.append('status = "..." is missing: what was run, compiled or only generated')
-    given = data.get(operator, {}).get("rules", [])
+    own = data.get(operator, {})
+    given = own.get("rules", [])
     rules = tuple(_rule(f"{operator} rule {i + 1}", r, parameters, quantities, problems) for i, r in enumerate(given))
     if not rules or rules[-1].least:
         problems.append(f"{operator}: its last rule must have no threshold, so that one always fits")
     if problems:
         raise ProfileError(f"{where}:\n" + "\n".join(f"  {p}" for p in problems))
-    return Rules(rules, str(status))
+    return Rules(rules, str(own.get("status", status)))
 
 
 def _rule(

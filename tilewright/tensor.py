@@ -78,6 +78,9 @@ class Tensor:
         if strides is not None and len(strides) != len(names):
             raise ArrangementError(f"{name}: {len(names)} axes are named, {len(strides)} strides are given")
         sizes = [wrap(size) for size in shape]
+        for axis, size in zip(names, sizes, strict=True):
+            if nonnegative(-size - 1):
+                raise ArrangementError(f"{name}: axis {axis} has size {size}")
         source = Source(
             name=name,
             axes=tuple(map(Axis, names, sizes)),
@@ -178,7 +181,10 @@ class Tensor:
 
     def locate(self, *levels: Sequence[Any]) -> Place:
         """Source indices of the element at `levels`, and the conditions, unsimplified, under which it exists."""
-        return self._locate([tuple(map(wrap, level)) for level in levels])
+        given = [tuple(map(wrap, level)) for level in levels]
+        if [len(level) for level in given] != [len(level) for level in self.levels]:
+            raise ArrangementError(f"{self.name}.locate: {'; '.join(map(str, given))} does not index {self!r}")
+        return self._locate(given)
 
     def __repr__(self) -> str:
         return f"{self.name}" + "".join(f"[{', '.join(map(str, level))}]" for level in self.levels)
@@ -246,6 +252,7 @@ class Tensor:
         """Inserts an axis of size 1 before axis `dim`."""
         dim = self._dim("unsqueeze", dim, self.ndim + 1)
         axes = [*self.axes[:dim], Axis(name, const(1)), *self.axes[dim:]]
+        self._once("unsqueeze", [name], axes)
         return self._derive(axes, lambda index: (index[:dim] + index[dim + 1 :], ()))
 
     def squeeze(self, dim: int | str | Sequence[int | str]) -> Tensor:
@@ -319,6 +326,9 @@ class Tensor:
             for a, b, (_, after) in zip(self.axes, before, pad, strict=True)
         ]
         old_axes = self.axes
+        for axis, new in zip(old_axes, axes, strict=True):
+            if nonnegative(-new.size):
+                raise ArrangementError(f"{self.name}.pad: nothing is left of axis {axis}")
 
         def to_old(index: Indices) -> Place:
             old = tuple(i - b for i, b in zip(index, before, strict=True))
@@ -368,7 +378,7 @@ class Tensor:
         axis = self.axes[dim]
         step = 1 if part.step is None else part.step
         if not isinstance(step, int) or step == 0:
-            raise ArrangementError(f"{self.name}[...]: a step of {step!r} along axis {axis}")
+            raise ArrangementError(f"{self.name}[...]: a step of {step} along axis {axis}")
         if part.start is None:
             start = const(0) if step > 0 else axis.size - 1
         else:
@@ -399,9 +409,7 @@ class Tensor:
         for old in names:
             self._dim("rename", old)
         axes = tuple(Axis(names.get(a.name, a.name) if a.name else None, a.size) for a in self.axes)
-        for new in names.values():
-            if sum(a.name == new for a in axes) > 1:
-                raise ArrangementError(f"{self.name}.rename: axis {new} would be there twice in {self._text()}")
+        self._once("rename", names.values(), axes)
         return _make(self.source, (axes, *self.levels[1:]), self._locate, self.fill)
 
     def split(self, axis: str, **parts: SizeLike) -> Tensor:
@@ -415,6 +423,10 @@ class Tensor:
         for size in parts.values():
             if not _is(size, -1):
                 known = known * wrap(size)
+        for size in (known, *map(wrap, parts.values())):
+            if size != -1 and nonnegative(-size):
+                text = ", ".join(f"{name}={part}" for name, part in parts.items())
+                raise ArrangementError(f"{self.name}.split: {text} of axis {self.axes[dim]}")
         sizes = [whole // known if _is(s, -1) else wrap(s) for s in parts.values()]
         product = const(1)
         for size in sizes:
@@ -422,6 +434,7 @@ class Tensor:
         if product != whole:
             raise ArrangementError(f"{self.name}.split: {' x '.join(map(str, sizes))} is not axis {self.axes[dim]}")
         axes = [*self.axes[:dim], *map(Axis, parts, sizes), *self.axes[dim + 1 :]]
+        self._once("split", parts, axes)
 
         def to_old(index: Indices) -> Place:
             old = ravel_index(index[dim : dim + len(sizes)], sizes)
@@ -436,6 +449,7 @@ class Tensor:
         """
         dim = self._dim("reindex", axis)
         axes = [*self.axes[:dim], *(Axis(n, wrap(s)) for n, s in parts.items()), *self.axes[dim + 1 :]]
+        self._once("reindex", parts, axes)
         count = len(parts)
 
         def to_old(index: Indices) -> Place:
@@ -545,8 +559,13 @@ class Tensor:
         if not nonnegative(size - 1):
             raise ArrangementError(f"{self.name}.tile: {what} {size} along axis {axis} is not known to be >= 1")
 
+    def _once(self, op: str, names: Iterable[str | None], axes: Sequence[Axis]) -> None:
+        for name in names:
+            if name and sum(axis.name == name for axis in axes) > 1:
+                raise ArrangementError(f"{self.name}.{op}: axis {name} would be there twice in [{_listed(axes)}]")
+
     def _text(self) -> str:
-        return f"[{', '.join(map(str, self.axes))}]"
+        return f"[{_listed(self.axes)}]"
 
 
 @dataclass(frozen=True)
@@ -595,7 +614,7 @@ def stack(*tensors: Tensor, axis: str, name: str | None = None) -> Tensor:
             raise ArrangementError(f"stack: {other!r} is cut already")
         if (other.axes, other.source.dtype) != (first.axes, first.source.dtype):
             raise ArrangementError(f"stack: {other!r} differs from {first!r}")
-        if other.source.strides != first.source.strides or other.locate(probe) != first.locate(probe):
+        if _laid_out(other, probe) != _laid_out(first, probe):
             raise ArrangementError(f"stack: {other!r} and {first!r} are not laid out alike")
     count = Axis(axis, const(len(tensors)))
     source = Source(
@@ -604,6 +623,7 @@ def stack(*tensors: Tensor, axis: str, name: str | None = None) -> Tensor:
         strides=(const(0), *first.source.strides),
         dtype=first.source.dtype,
         memory=first.source.memory,
+        offset=first.source.offset,
         choices=tuple(t.source for t in tensors),
     )
     inner = first._locate
@@ -613,6 +633,10 @@ def stack(*tensors: Tensor, axis: str, name: str | None = None) -> Tensor:
         return (levels[0][0], *place), mask
 
     return _make(source, ((count, *first.axes),), locate, first.fill)
+
+
+def _laid_out(tensor: Tensor, probe: Sequence[Expr]) -> tuple[Any, ...]:
+    return tensor.source.strides, tensor.source.offset, tensor.locate(probe)
 
 
 def unravel(index: Expr, shape: Sequence[Expr]) -> Indices:
@@ -652,6 +676,10 @@ def _inside(index: Iterable[Expr], axes: Iterable[Axis]) -> tuple[Expr, ...]:
     for i, axis in zip(index, axes, strict=True):
         out += [i, axis.size - 1 - i]
     return tuple(out)
+
+
+def _listed(axes: Iterable[Axis]) -> str:
+    return ", ".join(map(str, axes))
 
 
 def _is(value: Any, number: int) -> bool:

@@ -331,6 +331,11 @@ class Translator:
             return value
         return Value(f"{value.bound(9)}.to(tl.{dtype})", dtype, value.dims)
 
+    def element(self, operand: Any) -> str:
+        if not isinstance(operand, TileRef):
+            raise self.refuse("rounded() takes its dtype from a tile")
+        return self.places.element(self.places.tensors[operand.parameter].source)
+
     def read(self, operand: Any) -> Value:
         if isinstance(operand, TileRef):
             return self._load(operand, self.places.access(operand.parameter), operand.parameter)
@@ -390,10 +395,7 @@ class Translator:
         if memory in self.stored:
             stored = self.stored[memory]
             raise self.refuse(f"{reference.parameter} is read after {stored} was stored in the same memory")
-        text = f"tl.load({access.pointers}"
-        if access.mask:
-            text += f", mask={access.mask}, other={access.fill}"
-        text += ")"
+        text = self._load_text(access)
         dtype = tensor.source.dtype
         if reference.dtype and dtype != reference.dtype:
             text, dtype = f"{text}.to(tl.{reference.dtype})", reference.dtype
@@ -404,6 +406,21 @@ class Translator:
         self._note(reference.parameter, "load", access.conditions)
         self.loaded[key] = Value(generated, dtype, access.dims)
         return self.loaded[key]
+
+    def _load_text(self, access: Access) -> str:
+        either = access.either
+        if either is None:
+            mask = f", mask={access.mask}, other={access.fill}" if access.mask else ""
+            return f"tl.load({access.pointers}{mask})"
+        mask = f", mask={either.mask}, other={access.fill}" if either.mask else ""
+        index = ", ".join(":" if dim in either.dims else "None" for dim in access.dims)
+        at = f"[{index}]" if either.dims and len(either.dims) < len(access.dims) else ""
+        values = []
+        for name, pointers in either.sides:
+            values.append(self.places.fresh(name))
+            self.places.head.append(f"{values[-1]} = tl.load({pointers}{mask})")
+        text = f"tl.where({either.test}, {values[1]}{at}, {values[0]}{at})"
+        return f"tl.where({either.exists}, {text}, {access.fill})" if either.exists else text
 
     def _store_tile(self, parameter: str, value: Any) -> None:
         tensor = self.places.tensors[parameter]
@@ -418,6 +435,8 @@ class Translator:
     def _write(self, parameter: str, access: Access, value: Value) -> None:
         from tilewright.language import expanded
 
+        if access.either:
+            raise self.refuse(f"{parameter} is one of two tensors for each lane: it can be read, not stored")
         held = [axis for dim in access.dims for axis in dim]
         missing = [axis.name for axis in value.axes if axis not in held]
         if missing:
