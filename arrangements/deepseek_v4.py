@@ -96,11 +96,9 @@ def packed_cache(
 
 def mx_cache(cache: Tensor, num_blocks: SizeLike, block_size: SizeLike, block_stride: SizeLike) -> Tiles:
     """The parts of a cache whose rows hold 512 codes and their 16 scales."""
-    codes = cache.view("codes", "blocks rows dim", (num_blocks, block_size, HEAD), (block_stride, MX_ROW_BYTES, 1), "uint8")
-    scales = cache.view(
-        "scales", "blocks rows groups", (num_blocks, block_size, MX_SCALES), (block_stride, MX_ROW_BYTES, 1), "uint8",
-        offset=HEAD,
-    )  # fmt: skip
+    rows, strides = (num_blocks, block_size), (block_stride, MX_ROW_BYTES, 1)
+    codes = cache.view("codes", "blocks rows dim", (*rows, HEAD), strides, "uint8")
+    scales = cache.view("scales", "blocks rows groups", (*rows, MX_SCALES), strides, "uint8", offset=HEAD)
     return {"codes": codes, "scales": scales}
 
 

@@ -126,7 +126,7 @@ kernel = Kernel(
         ),
         Requirement(
             "ContractError",
-            "fp8_scale is not None or k_cache.dtype in (torch.uint8, torch.bfloat16, torch.float16)",
+            "fp8_scale is not None or k_cache.dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)",
             "fp8_scale is None, k_cache is {_name(k_cache.dtype)}, which needs one",
         ),
     ),

@@ -10,7 +10,7 @@ many of those there were is what `run` returns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import deepseek_v4 as base
@@ -273,7 +273,8 @@ def check_q(inputs: Inputs, returned: Tensor | None) -> Off:
 def _check_heads(inputs: Inputs, part: Tensor, start: int, stop: int) -> int:
     case, problem = inputs.case, inputs.case.problem
     heads = part[:, : problem.heads]
-    check_bytes("pad heads", as_bytes(part[:, problem.heads :]), zeros_like_bytes(part[:, problem.heads :]), str)
+    pads = as_bytes(part[:, problem.heads :])
+    check_bytes("pad heads", pads, torch.zeros_like(pads), "byte {}".format)
     x = q_values(problem, start, stop, part.device)
     positions, tokens = inputs.made.position_ids[start:stop], torch.arange(start, stop)
     exact = _exact_heads(inputs, x, positions)
@@ -281,14 +282,14 @@ def _check_heads(inputs: Inputs, part: Tensor, start: int, stop: int) -> int:
     if case.operator == FULL_FP8:
         if not case.normed:
             still = e4m3((x[..., :PLAIN].float() * case.q_scale).double(), problem.fnuz)
-            check_bytes("q_fp8, lanes that do not rotate", as_bytes(heads[..., :PLAIN]), as_bytes(still), str)
+            check_bits("q_fp8, lanes that do not rotate", heads[..., :PLAIN], still)
             heads, exact = heads[..., PLAIN:], exact[..., PLAIN:]
         floor = EDGE * (rms if case.normed else _largest(exact))
         return check_codes("q_fp8", heads, exact, floor, case.q_scale, problem.fnuz, "token head lane", tokens)
     if case.normed:
         return check_close("q", heads, exact, ulps=2, floor=rms * EDGE, axes="token head lane", first_axis=tokens)
     still = PLAIN if case.rotated else HEAD
-    check_bytes("q, lanes that do not rotate", as_bytes(heads[..., :still]), as_bytes(x[..., :still]), str)
+    check_bits("q, lanes that do not rotate", heads[..., :still], x[..., :still])
     if not case.rotated:
         return 0
     tail = exact[..., PLAIN:]
@@ -301,13 +302,12 @@ def _check_heads(inputs: Inputs, part: Tensor, start: int, stop: int) -> int:
 def _exact_heads(inputs: Inputs, x: Tensor, positions: Tensor) -> Tensor:
     """float64: rotate(rms_norm(x)), without the steps that the case leaves out."""
     case, table = inputs.case, inputs.made.cos_sin_cache
-    if case.normed:
-        exact = exact_q(x, positions, table, case.problem.eps)
-        if not case.rotated:
-            eps = float(torch.tensor(case.problem.eps, dtype=torch.float32))
-            exact = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt_()
-        return exact
+    if case.normed and case.rotated:
+        return exact_q(x, positions, table, case.problem.eps)
     exact = x.double()
+    if case.normed:
+        eps = float(torch.tensor(case.problem.eps, dtype=torch.float32))
+        return exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt_()
     if case.rotated:
         exact[..., PLAIN:] = rotate(exact[..., PLAIN:], table[positions].unsqueeze(1))
     return exact
@@ -338,7 +338,7 @@ def check_cache(inputs: Inputs) -> Off:
 
 def _check_row(case: Case, stored: Tensor, x: Tensor, exact: Tensor, rows: Tensor) -> int:
     values = stored.contiguous().view(x.dtype)
-    check_bytes("row, lanes that do not rotate", as_bytes(values[:, :PLAIN]), as_bytes(x[:, :PLAIN]), str)
+    check_bits("row, lanes that do not rotate", values[:, :PLAIN], x[:, :PLAIN])
     tail = exact[:, PLAIN:]
     return check_close(
         "rotated tail", values[:, PLAIN:], tail, ulps=1, floor=_largest(tail) * EDGE, axes="kv_row lane",
@@ -349,7 +349,7 @@ def _check_row(case: Case, stored: Tensor, x: Tensor, exact: Tensor, rows: Tenso
 def _check_e4m3_row(case: Case, stored: Tensor, x: Tensor, exact: Tensor, rows: Tensor) -> int:
     factor = float(1 / torch.tensor(case.scale, dtype=torch.float32))
     still = e4m3((x[:, :PLAIN].float() * factor).double(), case.problem.fnuz)
-    check_bytes("row, lanes that do not rotate", as_bytes(stored[:, :PLAIN]), as_bytes(still), str)
+    check_bits("row, lanes that do not rotate", stored[:, :PLAIN], still)
     tail = exact[:, PLAIN:]
     floor = EDGE * _largest(tail)
     return check_codes("row", stored[:, PLAIN:], tail, floor, factor, case.problem.fnuz, "kv_row lane", rows)
@@ -360,8 +360,8 @@ def _check_mx_row(case: Case, stored: Tensor, x: Tensor, exact: Tensor, rows: Te
     fnuz, still = case.problem.fnuz, PLAIN // MX
     codes, scales = stored[:, :HEAD], stored[:, HEAD:]
     formula, formula_scales = quantise(x[:, :PLAIN], MX, fnuz)
-    check_bytes("codes, groups that do not rotate", as_bytes(codes[:, :PLAIN]), as_bytes(formula), str)
-    check_bytes("scales, groups that do not rotate", as_bytes(scales[:, :still]), as_bytes(formula_scales), str)
+    check_bits("codes, groups that do not rotate", codes[:, :PLAIN], formula)
+    check_bits("scales, groups that do not rotate", scales[:, :still], formula_scales)
     tail = exact[:, PLAIN:]
     floor = EDGE * _largest(tail)
     low, high = (round_once(value, x.dtype) for value in (tail - floor, tail + floor))
@@ -463,19 +463,20 @@ def _largest(values: Tensor) -> Tensor:
     return values.abs().nan_to_num_(0.0, 0.0, 0.0).amax(-1, keepdim=True)
 
 
+def check_bits(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Every bit is equal, but that a NaN may be another one."""
+    if actual.is_floating_point():
+        actual, expected = (t.masked_fill(t.isnan(), torch.nan) for t in (actual, expected))
+    check_bytes(name, as_bytes(actual), as_bytes(expected), "byte {}".format)
+
+
 def as_bytes(tensor: Tensor) -> Tensor:
     """A flat tensor of a tensor's bytes."""
     return tensor.contiguous().view(torch.uint8).flatten()
 
 
-def zeros_like_bytes(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(as_bytes(tensor))
-
-
 def profile_case(case: Case, fnuz: bool) -> Case:
     """The case on a device whose e4m3 is fnuz, or is not; scaled so that as much saturates."""
-    from dataclasses import replace
-
     factor = FNUZ_MAX / 448.0 if fnuz else 1.0
     return replace(case, problem=replace(case.problem, fnuz=fnuz), q_scale=case.q_scale * factor)
 

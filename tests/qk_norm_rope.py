@@ -127,9 +127,9 @@ class Inputs:
 
     def arguments(self) -> tuple[Any, ...]:
         """In the operator's order, but for the last, which has a default."""
-        case = self.case
-        weights = (self.q_weight, self.k_weight)
-        return (self.qkv, *case.heads, case.head_dim, case.eps, *weights, self.cos_sin_cache, case.neox, self.position_ids)
+        case, table, positions = self.case, self.cos_sin_cache, self.position_ids
+        numbers = (*case.heads, case.head_dim, case.eps)
+        return (self.qkv, *numbers, self.q_weight, self.k_weight, table, case.neox, positions)
 
     def reset(self) -> None:
         """qkv and the memory around it as they are before a call."""
@@ -157,9 +157,10 @@ def make(case: Case, device: torch.device | str = "cpu") -> Inputs:
     memory = torch.empty(case.tokens * case.stride + 2 * GUARD, dtype=case.dtype, device=device)
     qkv = memory.as_strided((case.tokens, case.columns), (case.stride, 1), GUARD + case.around[0])
 
-    fixed = {name: torch.full((3, case.head_dim), torch.nan, dtype=case.dtype, device=device) for name in ("q_weight", "k_weight")}
-    for stream, weight in enumerate(fixed.values()):
-        weight[1] = _weight(case, device, 1 + stream)
+    fixed: dict[str, Tensor] = {}
+    for stream, name in enumerate(("q_weight", "k_weight")):
+        fixed[name] = torch.full((3, case.head_dim), torch.nan, dtype=case.dtype, device=device)
+        fixed[name][1] = _weight(case, device, 1 + stream)
     sizes = (case.max_position + 32, case.rotating)
     table = fixed["cos_sin_cache"] = torch.full(sizes, torch.nan, dtype=case.cache_dtype, device=device)
     table[16:-16] = _cos_sin(case, device)

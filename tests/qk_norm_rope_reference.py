@@ -49,7 +49,7 @@ def reference(
 
 
 def exact_heads(heads: Tensor, weights: Tensor, cos_sin: Tensor, is_neox: bool, eps: float) -> Tensor:
-    """[tokens, heads, dim], float64: normalised, scaled by `weights` [heads, dim], rotated by `cos_sin` [tokens, rotary]."""
+    """[tokens, heads, dim], float64: normalised, times `weights` [heads, dim], turned by `cos_sin` [tokens, rotary]."""
     values = heads.double()
     mean_square = values.square().mean(-1, keepdim=True)
     values *= (mean_square + float(torch.tensor(eps, dtype=torch.float32))).rsqrt_()

@@ -288,7 +288,8 @@ class Places:
             joined = Index(f"{outer.name}+{inner.name}", outer.size * inner.size, "lane")
             apart: dict[Atom, Expr | int] = {outer: joined.expr // inner.size, inner: joined.expr % inner.size}
             offset = sum((p * s for p, s in zip(place, source.strides, strict=True)), const(0))
-            side_by_side = _neighbours(offset, outer, inner, strict=True) or _in_runs(place, outer, inner, joined, apart)
+            side_by_side = _neighbours(offset, outer, inner, strict=True)
+            side_by_side = side_by_side or _in_runs(place, outer, inner, joined, apart)
             if not side_by_side or not all(_neighbours(m, outer, inner, strict=False) for m in mask):
                 i += 1
                 continue
@@ -613,8 +614,9 @@ def _gathered(e: Expr, inner: Index, joined: Index) -> Expr:
     if slope is None or not slope.terms:
         return e
     for atom in e.atoms(deep=False):
-        whole = isinstance(atom, Mod) and atom.num == joined.expr // inner.size
-        if whole and e.coefficient(atom) == slope * inner.size:
+        if not isinstance(atom, Mod) or atom.num != joined.expr // inner.size:
+            continue
+        if e.coefficient(atom) == slope * inner.size:
             return e - slope * (rest.expr + inner.size * atom.expr) + slope * (joined.expr % (inner.size * atom.den))
     return e
 

@@ -114,7 +114,8 @@ def operator(kernel: Kernel) -> Callable[[Callable[..., Any]], Callable[..., Any
             return made(*args, **kwargs)
 
         signature = inspect.signature(public)
-        extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("config", "thresholds", "profile")]
+        names = ("config", "thresholds", "profile")
+        extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in names]
         call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *extra])  # type: ignore[attr-defined]
         return call
 
@@ -144,5 +145,5 @@ def _load(operator_name: str, profile: str, source: str, interpreted: bool) -> t
     for error in ("ContractError", "ShapeError", "DtypeError", "LayoutError", "DeviceError"):
         setattr(module, error, getattr(errors, error))
     if hasattr(module, "CHECK_SLOTS"):
-        module.CHECK_SLOTS = os.environ.get("TILEWRIGHT_CHECK_SLOTS", "") not in ("", "0")
+        vars(module)["CHECK_SLOTS"] = os.environ.get("TILEWRIGHT_CHECK_SLOTS", "") not in ("", "0")
     return module

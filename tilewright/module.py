@@ -206,7 +206,8 @@ class _Module:
                 continue
             count = f"{branch.name}_programs"
             before = f"{start} + " if start else ""
-            lines.insert(heads + number, f"    {count} = {before}{self._when(branch, self._count(programs.first.grid))}")
+            own = self._when(branch, self._count(programs.first.grid))
+            lines.insert(heads + number, f"    {count} = {before}{own}")
             lines.append(f"    {'if' if not start else 'elif'} pid < {count}:")
             lines += ["        " + line for line in calls]
             start = count
@@ -392,7 +393,8 @@ class _Module:
             asked = [a.name for a in self.kernel.arguments if not getattr(a, "optional", False)]
             named = _names(holds, [*asked, *self._optional(holds)])
             guard = [f"{'fits' if n in needs and n in self.tensor_names else 'is'}_{n}" for n in named]
-            condition = " and ".join([*guard, f"not ({holds})" if " and " in holds or " or " in holds else f"not {holds}"])
+            compound = " and " in holds or " or " in holds
+            condition = " and ".join([*guard, f"not ({holds})" if compound else f"not {holds}"])
             if ".dim()" in holds:
                 lines.append(f"    fits_{named[0]} = is_{named[0]} and {holds}")
                 condition = f"is_{named[0]} and not fits_{named[0]}"
@@ -413,7 +415,7 @@ class _Module:
         names = list(self.kernel.quantities)
         return "\n".join([
             f"def _choose(thresholds, {', '.join(names)}):",
-            '    """The number and configuration of the first rule that fits; `thresholds` replaces every threshold."""',
+            '    """The number and configuration of the first rule that fits; `thresholds` replaces all thresholds."""',
             "    quantities = {" + ", ".join(f'"{n}": {n}' for n in names) + "}",
             "    for number, (least, config) in enumerate(RULES):",
             "        if all(",
@@ -531,8 +533,8 @@ class _Module:
         for argument in self.kernel.tensors:
             if "e4m3" in argument.dtypes:
                 view = f"{argument.name} = {argument.name}.view(torch.uint8)"
-                several = len(argument.dtypes) > 1
-                yield f"    if {argument.name}.dtype == torch.{self.e4m3}:\n        {view}" if several else f"    {view}"
+                test = f"    if {argument.name}.dtype == torch.{self.e4m3}:\n    "
+                yield (test if len(argument.dtypes) > 1 else "") + f"    {view}"
 
     def _check_slots(self) -> Iterator[str]:
         if self.kernel.slots:

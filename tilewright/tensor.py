@@ -1,7 +1,7 @@
 """Symbolic tensors: levels of shapes, and one pure function from indices to elements of the source.
 
-The operations are NineToothed's, checked. None of them changes its tensor; each returns a new one, so an arranged tensor
-may be used twice. Every axis can carry a name.
+The operations are NineToothed's, checked. None of them changes its tensor; each returns a new one, so an arranged
+tensor may be used twice. Every axis can carry a name.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Tensor:
     """
 
     _owner: Tensor | None = None  # of a tile: the tensor whose `.dtype` it is
+    _tile: Tensor | None  # its `.dtype`, once asked for
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Tensor:
         self.levels = levels
         self._locate = locate
         self.fill = fill
+        self._tile = None
 
     def _derive(self, axes: Iterable[Axis], to_old: Callable[[Indices], Place]) -> Tensor:
         """A tensor whose outermost level has `axes` and whose indices there become old ones by `to_old`."""
@@ -134,10 +136,25 @@ class Tensor:
     def dtype(self) -> Any:
         """The tile as a tensor of its own, or the element's dtype at the innermost level.
 
-        Setting it changes this tensor, and `x.dtype.dtype = ...` changes x; tensors made from x before stay as they are.
+        Setting it changes this tensor, and `x.dtype.dtype = ...` changes x; what was made from x before stays.
         """
         if len(self.levels) == 1:
             return self.source.dtype
+        if self._tile is None or self._tile._owner is not self:
+            self._tile = self._new_tile()
+        return self._tile
+
+    @dtype.setter
+    def dtype(self, tile: Tensor) -> None:
+        new = self.with_dtype(tile)
+        self._set(new.source, new.levels, new._locate, new.fill)
+        if self._owner is not None:
+            self._owner.dtype = self
+            own = self._owner._new_tile()
+            self._set(own.source, own.levels, own._locate, own.fill)
+            self._owner._tile = self
+
+    def _new_tile(self) -> Tensor:
         axes = tuple(axis for level in self.levels[1:] for axis in level)
         stand_in = _TileSource(
             self.name, axes, _row_major([a.size for a in axes]), self.source.dtype, self.name,
@@ -151,15 +168,6 @@ class Tensor:
         )
         tile._owner = self
         return tile
-
-    @dtype.setter
-    def dtype(self, tile: Tensor) -> None:
-        new = self.with_dtype(tile)
-        self._set(new.source, new.levels, new._locate, new.fill)
-        if self._owner is not None:
-            self._owner.dtype = self
-            own = self._owner.dtype
-            self._set(own.source, own.levels, own._locate, own.fill)
 
     def with_dtype(self, tile: Tensor) -> Tensor:
         """This tensor with its tile replaced by `tile`, which was made from `self.dtype`."""
@@ -511,11 +519,12 @@ class Tensor:
         if isinstance(self.source, _TileSource):
             raise ArrangementError(f"{self.name}.index: a tile is no index, the tensor itself is")
         guarded = negative == "skip"
+        fill, value_name = -1 if guarded else 0, name or f"{self.name}_value"
 
         def at(index: Indices) -> Place:
             place, mask = self._locate([index])
             mask = _inside(index, self.axes) + mask
-            value = Loaded(self.source, place, tuple(map(condition, mask)), -1 if guarded else 0, guarded, name or f"{self.name}_value")
+            value = Loaded(self.source, place, tuple(map(condition, mask)), fill, guarded, value_name)
             return (value.expr,), ((value.expr,) if guarded else mask)
 
         return IndexTensor(self.axes, lambda i: (at(i)[0][0], at(i)[1]), above)

@@ -397,13 +397,15 @@ class Translator:
             raise self.refuse(f"{reference.parameter} is read after {stored} was stored in the same memory")
         text = self._load_text(access)
         dtype = tensor.source.dtype
-        if reference.dtype and dtype != reference.dtype:
-            text, dtype = f"{text}.to(tl.{reference.dtype})", reference.dtype
         generated = self.places.fresh(name)
         if len(self.frames) == 1 and name == reference.parameter:
             self.frames[0].names.setdefault(name, generated)
         self.places.head.append(f"{generated} = {text}")
         self._note(reference.parameter, "load", access.conditions)
+        if reference.dtype and dtype != reference.dtype:
+            # Widened where it is first used: a conversion right behind a load makes the next load wait for it.
+            dtype = reference.dtype
+            self.body.append(f"{generated} = {generated}.to(tl.{dtype})")
         self.loaded[key] = Value(generated, dtype, access.dims)
         return self.loaded[key]
 
