@@ -91,6 +91,7 @@ kernel = Kernel(
     ),
     branches=(Branch("qk_head", arrange, qk_head),),
     divides={"heads": (num_heads_q, num_heads_k)},
+    refits={"heads": "tokens"},
     derived={
         "row_stride": "qkv.stride(0)",
         "half_head": "head_dim // 2",

@@ -19,6 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
+from tilewright import repeat
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
@@ -187,7 +189,7 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
 
     class Recorder:
         def __init__(self, kernel: Any):
-            self.kernel = kernel
+            self.kernel = getattr(kernel, "kernel", kernel)  # in the package a launch is recorded for its repeats
             self.__name__ = kernel.__name__
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -196,7 +198,7 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
     kernels = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, KernelInterface) and name.endswith(("_kernel", "_kernel_masked"))
+        if isinstance(value, KernelInterface | repeat.Recorder) and name.endswith(("_kernel", "_kernel_masked"))
     }
     try:
         vars(module).update({name: Recorder(kernel) for name, kernel in kernels.items()})

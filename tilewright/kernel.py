@@ -180,6 +180,8 @@ class Kernel:
         requirements: further checks.
         flags: those that the call computes; bool arguments are flags without being listed here.
         outputs: tensors that the call makes and returns.
+        refits: a tile of `divides` and another tile: where a rule's tile does not divide, it is halved until it does,
+            and the other doubled, so that a program keeps its size.
         forces: an integer argument that, above 0, picks one of these configurations.
         slots: an argument of slots and the host text of how many there are, checked under TILEWRIGHT_CHECK_SLOTS.
     """
@@ -194,6 +196,7 @@ class Kernel:
     flags: Sequence[Flag] = ()
     outputs: Sequence[Output] = ()
     slots: tuple[str, str] | None = None
+    refits: Mapping[str, str] = field(default_factory=dict)
     forces: tuple[str, Mapping[int, Mapping[str, int]]] | None = None
 
     @property

@@ -306,12 +306,12 @@ def rounded(scope: Scope, x: Any, tile: Any) -> Value:
 
 @word
 def reciprocal(scope: Scope, x: Any) -> Value:
-    """reciprocal(x): 1 / x, correctly rounded where the device's compiler can say so."""
+    """reciprocal(x): 1 / x, correctly rounded."""
     value = scope.read(x)
     arithmetic(scope, [value])
     if scope.lowering["reciprocal"] == "div_rn":
         return Value(f"tl.div_rn(1.0, {value.code})", "float32", value.dims)
-    return Value(f"1.0 / {value.bound(PRODUCT + 1)}", "float32", value.dims, PRODUCT)
+    return Value(f"{scope.helper('reciprocal')}({value.code})", "float32", value.dims)
 
 
 @word
@@ -444,6 +444,16 @@ def ue8m0_value(code):
     """2 ** (code - 127), infinite for 255."""
     bits = code.to(tl.int32)
     return tl.where(bits > 0, bits << 23, 0x400000).to(tl.float32, bitcast=True)
+''',
+    "reciprocal": '''@triton.jit
+def reciprocal(x):
+    """1 / x, correctly rounded: a quotient that may be an ulp or two off, and what it leaves of 1, exactly."""
+    quotient = 1.0 / x
+    x_high = (x.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)  # halves of 12 bits
+    high = (quotient.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
+    x_low, low = x - x_high, quotient - high
+    rest = ((1.0 - x_high * high) - x_high * low - x_low * high) - x_low * low
+    return quotient + quotient * rest
 ''',
     "ue8m0_inverse": '''@triton.jit
 def ue8m0_inverse(code):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import linecache
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright import errors, vendors
+from tilewright import errors, repeat, vendors
 from tilewright.kernel import Argument, Kernel, forced
 from tilewright.module import module_text
 
@@ -47,8 +48,10 @@ class Operator:
         self.kernel, self.public = kernel, public
         self.name = kernel.name
         self._first = next(a.name for a in kernel.arguments if isinstance(a, Argument))
+        self.call: Callable[..., Any] = self
         self._position = [a.name for a in kernel.arguments].index(self._first)
         self._modules: dict[tuple[Any, ...], types.ModuleType] = {}
+        self._recorded = repeat.Recorded()
 
     def source(self, profile: str = "generic", config: Mapping[str, int] | None = None) -> str:
         """The text of the operator's module for a device; with `config`, for that configuration alone."""
@@ -66,14 +69,36 @@ class Operator:
         """The loaded module; a forced configuration that it cannot express has one of its own."""
         key: tuple[Any, ...] = (profile, interpreted, None)
         if key not in self._modules:
-            self._modules[key] = _load(self.name, profile, self.source(profile), interpreted)
+            self._modules[key] = self._loaded(profile, self.source(profile), interpreted)
         module = self._modules[key]
         if config is None or all(config.get(k) == v for k, v in module.FIXED.items()):
             return module
         key = (profile, interpreted, tuple(sorted(config.items())))
         if key not in self._modules:
-            self._modules[key] = _load(self.name, profile, self.source(profile, config), interpreted)
+            self._modules[key] = self._loaded(profile, self.source(profile, config), interpreted)
         return self._modules[key]
+
+    def _loaded(self, profile: str, source: str, interpreted: bool) -> types.ModuleType:
+        module = _load(self.name, profile, source, interpreted)
+        if not interpreted and repeat.supported(self.kernel):
+            for name, value in list(vars(module).items()):
+                if name.startswith(f"{self.name}_kernel"):
+                    setattr(module, name, repeat.Recorder(value, self._recorded))
+        return module
+
+    def first(self, *args: Any, **options: Any) -> tuple[Any, tuple[Any, ...] | None]:
+        """A call through the module, and what a repeat of it needs, if it can be repeated."""
+        self._recorded.launches = []
+        result = self(*args, **options)
+        launches, last = self._recorded.launches, _last
+        if not launches or options or last is None or getattr(last[1], "CHECK_SLOTS", False):
+            return result, None
+
+        def done() -> None:
+            global _last
+            _last = last
+
+        return result, repeat.prepared(self.call, launches, list(args), done)
 
     def __call__(
         self,
@@ -113,6 +138,9 @@ def operator(kernel: Kernel) -> Callable[[Callable[..., Any]], Callable[..., Any
         def call(*args: Any, **kwargs: Any) -> Any:
             return made(*args, **kwargs)
 
+        if repeat.supported(kernel):
+            made.call = repeat.repeating(kernel, public, made.first)
+            call = functools.wraps(public)(made.call)
         signature = inspect.signature(public)
         names = ("config", "thresholds", "profile")
         extra = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in names]
@@ -132,7 +160,7 @@ def last_launch() -> Launch | None:
 
 def _load(operator_name: str, profile: str, source: str, interpreted: bool) -> types.ModuleType:
     name = f"tilewright.generated.{profile.replace('-', '_')}.{operator_name}"
-    file = f"<tilewright {profile} {operator_name} {hash(source) & 0xFFFFFFFF:08x}>"
+    file = f"<tilewright {profile} {operator_name} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
     if interpreted:
         from tilewright import interpret
 

@@ -82,6 +82,9 @@ class _Module:
         self.kernel, self.public, self.profile, self.rules = kernel, public, profile, rules
         configs = [*(rule.config for rule in rules.rules), *(kernel.forces[1].values() if kernel.forces else ())]
         self.fixed = {t: configs[0][t] for t in kernel.tiles if len({c[t] for c in configs}) == 1}
+        self.refits = {t: other for t, other in kernel.refits.items() if self.fixed.get(t) != 1}
+        for tile in (*self.refits, *self.refits.values()):
+            self.fixed.pop(tile, None)
         self.chunked = profile.lowering["grid"] == "chunked"
         self._texts: dict[tuple[Any, ...], BranchText] = {}
         self.variants = list(self._variants())
@@ -143,6 +146,7 @@ class _Module:
         yield ERRORS + "\n"
         yield self._refusal()
         yield self._choose()
+        yield from map(self._refit, self.refits)
         yield from self._check_slots()
         yield self._public()
         yield self._launch()
@@ -443,6 +447,22 @@ class _Module:
         ])  # fmt: skip
 
     # -- the call
+    def _divided(self, tile: str) -> list[str]:
+        return [size.name for size in self.kernel.divides[tile]]
+
+    def _refit(self, tile: str) -> str:
+        other, sizes = self.refits[tile], self._divided(tile)
+        return "\n".join([
+            f"def _refitted_{tile}(config, {', '.join(sizes)}):",
+            f'    """`config` with a tile of {tile} that divides, and as many more {other}."""',
+            f'    {tile}, {other} = config["{tile}"], config["{other}"]',
+            f"    while {' or '.join(f'{size} % {tile}' for size in sizes)}:",
+            f"        {tile}, {other} = {tile} // 2, {other} * 2",
+            f'    if {tile} == config["{tile}"]:',
+            "        return config",
+            "    return {**config, " + f'"{tile}": {tile}, "{other}": {other}' + "}", "", "",
+        ])  # fmt: skip
+
     def _picked(self) -> list[str]:
         """The configuration that an integer argument of the contract asks for."""
         if self.kernel.forces is None:
@@ -506,6 +526,7 @@ class _Module:
             *self._picked(),
             "    if config is None:",
             f"        rule, config = _choose(thresholds, {', '.join(quantities.values())})",
+            *(f"        config = _refitted_{t}(config, {', '.join(self._divided(t))})" for t in self.refits),
             "    else:",
             "        rule, config = _forced(config)",
             f"    device = {device}.device",

@@ -31,8 +31,12 @@ TEXTS = {
     "gfx942": "amd-mi300x",
     "gfx950": "hygon-bw1000",
 }
+RECORDED = ("sm_90", "gfx942")  # in the table that ends a run
 # Tilings of the profiles' rules that give each lane 16 bytes and more.
-Q = {32: {"tokens": 1, "heads": 2, "kv_tokens": 1, "num_warps": 1}, 64: {"tokens": 8, "heads": 1, "kv_tokens": 8, "num_warps": 4}}
+Q = {
+    32: {"tokens": 1, "heads": 2, "kv_tokens": 1, "num_warps": 1},
+    64: {"tokens": 8, "heads": 1, "kv_tokens": 8, "num_warps": 4},
+}
 ROWS = {32: {"kv_tokens": 2, "num_warps": 1}, 64: {"kv_tokens": 8, "num_warps": 4}}
 SHARED = {"sm_80": 166912, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}  # 65536 on AMD's
 MAIN = {"x": (512, 2), "out": (512, 2), "tail": (512, 2), "codes": (512, 1), "cos": (256, 4), "sin": (256, 4)}
@@ -137,7 +141,8 @@ def test_compiles(case: Case, target: str, record_property: Callable[[str, objec
     assert recorded.kernel.__name__ == f"{case.operator}_kernel"
     assert recorded.keywords["enable_fp_fusion"] is True
     binary = compiled(recorded, target)
-    record_property("row", row(binary, f"{case!s:<70}"))
+    if target in RECORDED:
+        record_property("row", row(binary, f"{case!s:<70}"))
     check(binary, config, case.cache == "e4m3")
 
 
@@ -146,7 +151,8 @@ def test_compiles(case: Case, target: str, record_property: Callable[[str, objec
 def test_compiles_the_way_back(cache: str, target: str, record_property: Callable[[str, object], None]) -> None:
     config = config_of(GATHER, LANES[target])
     binary = compiled(gather(TEXTS[target], cache, config), target)
-    record_property("row", row(binary, f"{f'{GATHER} {cache}':<70}"))
+    if target in RECORDED:
+        record_property("row", row(binary, f"{f'{GATHER} {cache}':<70}"))
     check(binary, config, False)
 
 
@@ -167,7 +173,7 @@ def test_compiles_where_a_tile_does_not_divide(operator: str, cache: str, target
     recorded = launch(TEXTS[target], Case(operator, Problem(17, 3), cache, 5 if operator == PADDED else None), config)
     assert recorded.kernel.__name__ == f"{operator}_kernel_masked"
     binary = compiled(recorded, target)
-    assert {size for name, sizes in main_widths(binary).items() for size in sizes if " store codes" not in name} <= {16, 8}
+    assert {size for sizes in main_widths(binary).values() for size in sizes} <= {16, 8}
     assert binary.resources["spilled"] == 0
 
 
@@ -185,7 +191,8 @@ ADDRESSED = {
 def test_widths_where_pairs_are_addressed(target: str, record_property: Callable[[str, object], None]) -> None:
     """The generic text; recorded, not wanted."""
     for interleaved in (False, True):
-        binary = compiled(launch("generic", Case(PADDED, Problem(17, 64), "packed", 128, True, True, interleaved), None), target)
+        case = Case(PADDED, Problem(17, 64), padded=128, interleaved=interleaved)
+        binary = compiled(launch("generic", case, None), target)
         record_property("row", row(binary, f"{'generic':<70}"))
         widths = {name: set(sizes) for name, sizes in main_widths(binary).items()}
         assert {name: widths[name] for name in ADDRESSED if name in widths} == {
@@ -201,8 +208,8 @@ def test_only_a_cast_needs_the_fp8_type() -> None:
         assert "tl.float8e4nv" in OPERATORS[operator].source("nvidia-h200")
 
 
-def test_the_reciprocal_is_rounded_where_the_device_can() -> None:
+def test_the_reciprocal_is_a_word_of_the_device() -> None:
     assert "tl.div_rn(1.0, scale)" in OPERATORS[KV].source("nvidia-h200")
-    assert "1.0 / scale" in OPERATORS[KV].source("generic")
+    assert "reciprocal(scale)" in OPERATORS[KV].source("generic")
     case = Case(KV, Problem(17, 1), "e4m3")
     assert "div.rn.f32" in compiled(launch("nvidia-h200", case, config_of(KV, 32)), "sm_90").text

@@ -6,6 +6,7 @@ The last lines of a run list what was compiled: registers, shared memory, and th
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -94,22 +95,27 @@ def variants() -> Iterator[Any]:
 
 
 def check(binary: Binary, profile: str, case: Case, config: Mapping[str, int]) -> None:
-    """No spills, little shared memory, and accesses of heads and table as wide as a lane's share lets them be."""
+    """No spills, little shared memory, and accesses of heads as wide as a lane's share lets them be, all of it.
+
+    Those of the table are at least that wide: where it has fewer elements than lanes, several read the same.
+    """
     assert binary.code.startswith(b"\x7fELF")
     assert binary.resources["spilled"] == 0
     scratch = vendors.load(profile).scratch_bytes
     assert binary.shared <= min(scratch or H200_SHARED, H200_SHARED)
     widths = main_widths(binary)
     split = vendors.load(profile).lowering["pair"] == "reshape_split_join"
-    if case.neox or split:
-        parts = {name: share(name, case, config, binary.target) for name in widths}
-        wanted = {name: [min(16, part)] * max(1, part // 16) for name, part in parts.items()}
-        sides = ("x_first", "x_second") if case.neox else ("x",)
-        names = {f"{kind} {side}" for kind in ("load", "store") for side in sides}
-        assert widths.keys() == names | {"load cos", "load sin"}
-    else:  # the two sides of a pair are an axis of the tile: a lane gets pairs, 4 bytes
-        wanted = {name: sizes if name.split()[1] in TABLE else [4] * len(sizes) for name, sizes in widths.items()}
-    assert widths == wanted
+    sides = ("x_first", "x_second") if case.neox else ("x",)
+    names = {f"{kind} {side}" for kind in ("load", "store") for side in sides}
+    assert widths.keys() == names | {"load cos", "load sin"}
+    for name, sizes in widths.items():
+        part = share(name, case, config, binary.target)
+        if name not in names:
+            assert min(sizes) >= min(16, part)
+        elif case.neox or split:
+            assert sizes == [min(16, part)] * max(1, part // 16)
+        else:  # the two sides of a pair are an axis of the tile: a lane gets pairs, 4 bytes
+            assert set(sizes) == {4}
 
 
 @pytest.mark.parametrize(("profile", "config", "kernel", "neox", "rotary", "target"), list(variants()))
@@ -152,12 +158,11 @@ def test_other_problems_are_as_wide(case: Case, config: dict[str, int]) -> None:
 @pytest.mark.parametrize("dim", [16, 48, 80, 96, 112, 192, 512])
 @pytest.mark.parametrize("neox", [True, False], ids=["neox", "gptj"])
 def test_other_heads_do_not_spill(dim: int, neox: bool) -> None:
-    """Sizes that no rule was measured for: right and without spills at the rules' tilings."""
-    for config in H200_RULES:
-        for heads in HEADS.values():
-            binary = compiled(launch("nvidia-h200", make(Case(17, heads, dim, neox=neox)), config=config), "sm_90")
-            assert binary.resources["spilled"] == 0
-            assert binary.shared <= H200_SHARED
+    """Sizes that no rule was measured for, at the rules' tilings."""
+    for config, heads in zip(H200_RULES, itertools.cycle(HEADS.values()), strict=False):
+        binary = compiled(launch("nvidia-h200", make(Case(17, heads, dim, neox=neox)), config=config), "sm_90")
+        assert binary.resources["spilled"] == 0
+        assert binary.shared <= H200_SHARED
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])

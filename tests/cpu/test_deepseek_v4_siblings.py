@@ -348,6 +348,11 @@ def test_positions_of_skipped_rows_are_not_read(operator: str, profile: str) -> 
         run(inputs, profile=profile, config=config)
 
 
+@pytest.mark.parametrize(("operator", "cache"), list(siblings.cases()))
+def test_blocks_past_2_gib_are_addressed_in_64_bits(operator: str, cache: str) -> None:
+    siblings.run_far(make(Case(operator, Problem(17, 1, 16), cache)))
+
+
 @pytest.mark.parametrize("rotated", [True, False])
 def test_only_a_rotation_reads_the_positions_of_q(rotated: bool) -> None:
     inputs = make(Case(PADDED, Problem(4, 2, 16, slots="skipped"), padded=2, rotated=rotated))
@@ -500,6 +505,26 @@ def test_fnuz_codes_round_to_nearest_even() -> None:
     both = torch.tensor(values + [-x for x in values])
     expected = codes + [code | 0x80 if code else 0 for code in codes]
     assert helper("e4m3fnuz_int_rne")(both).tolist() == expected
+
+
+@pytest.mark.parametrize("off", [-2, -1, 0, 1, 2])
+def test_reciprocal_mends_a_quotient_that_is_off(off: int) -> None:
+    """By the ulps that a device's division may be off."""
+    x = torch.rand(4096, generator=torch.Generator().manual_seed(off + 2)) * 1000 + 1e-3
+    x[0], x[1], x[2] = 1.0, 0.5, 3.0
+    exact = (1.0 / x.double()).float()
+    quotient = (exact.view(torch.int32) + off).view(torch.float32)
+    text = HELPERS["reciprocal"].replace("quotient = 1.0 / x", "quotient = tl.load(given + tl.arange(0, 4096))")
+    text = text.replace("def reciprocal(x)", "def reciprocal(x, given)")
+    module = interpret.load(
+        "import torch\nimport triton\nimport triton.language as tl\n\n\n" + text + "\n\n@triton.jit\n"
+        "def kernel(x, given, out):\n    lane = tl.arange(0, 4096)\n"
+        "    tl.store(out + lane, reciprocal(tl.load(x + lane), given))\n",
+        f"reciprocal_{off + 2}", f"<reciprocal {off}>",
+    )  # fmt: skip
+    out = torch.empty(4096)
+    module.kernel[(1,)](x, quotient, out)
+    assert torch.equal(out, exact)
 
 
 def test_every_scale_is_decoded() -> None:

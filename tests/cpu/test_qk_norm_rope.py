@@ -548,14 +548,10 @@ def flat_rows(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(table.flatten(), (0, table.numel())).view(-1, 128)[positions, :64]
 
 
-def swapped(w: torch.Tensor) -> torch.Tensor:
-    return w.flip(0)  # of one q head and one k head
-
-
 WRONG: dict[str, tuple[Case, Callable[..., None]]] = {
     "weight of the current lane for both": (Case(5, (1, 1, 1)), formula(shared_weight=True)),
     "weight of the current lane for both, in part": (Case(5, (1, 1, 1), 128, 36), formula(shared_weight=True)),
-    "weight of the other kind": (Case(5, (1, 1, 1)), formula(weights=swapped)),
+    "weight of the other kind": (Case(5, (1, 1, 1)), formula(weights=lambda w: w.flip(0))),
     "no weight": (Case(5, (1, 1, 1)), formula(weights=torch.ones_like)),
     "row stride of the table from head_dim": (Case(5, (1, 1, 1), 128, 64), formula(angles=flat_rows)),
     "angles of the row before": (Case(5, (1, 1, 1)), formula(angles=lambda t, p: t[p.roll(1)])),
@@ -566,15 +562,18 @@ WRONG: dict[str, tuple[Case, Callable[..., None]]] = {
     "halves for neighbours": (Case(5, (1, 1, 1), neox=False), formula(gptj=True)),
     "half a head for half of what rotates": (Case(5, (1, 1, 1), 128, 96), formula(offset=64)),
     "a warp's shuffle distance": (Case(5, (1, 1, 1), 128, 96), formula(offset=16)),
-    "eps outside the root": (Case(5, (1, 1, 1), eps=1e-2, spread=0), formula(eps=lambda mean, eps: 1 / (mean.sqrt() + eps))),
+    "eps outside the root": (
+        Case(5, (1, 1, 1), eps=1e-2, spread=0), formula(eps=lambda mean, eps: 1 / (mean.sqrt() + eps)),
+    ),
     "no eps": (Case(5, (1, 1, 1), eps=1e-2, spread=0), formula(eps=lambda mean, eps: mean.rsqrt())),
     "rounded before the rotation": (Case(5, (1, 1, 1)), formula(rounding=lambda y, dtype: y.to(dtype).double())),
 }
 
 
-@pytest.mark.parametrize("case", [Case(5, (1, 1, 1), 128, r, neox=n) for r in (128, 36) for n in (True, False)], ids=str)
-def test_the_formula_is_right_as_it_stands(case: Case) -> None:
-    run(formula(), make(case))
+@PAIRINGS
+@pytest.mark.parametrize("rotary", [128, 36])
+def test_the_formula_is_right_as_it_stands(rotary: int, neox: bool) -> None:
+    run(formula(), make(Case(5, (1, 1, 1), 128, rotary, neox=neox)))
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=lambda fault: fault.replace(" ", "_"))

@@ -37,7 +37,7 @@ LOWERING: Mapping[str, Axis] = MappingProxyType(
             ("fn", "fnuz"), "fn", "only gfx942 stores the other: no -0, a bias of 8, 224 at most"
         ),
         "reciprocal": Axis(
-            ("divide", "div_rn"), "divide", "some compilers lack div_rn; their division may be an ulp off"
+            ("refined", "div_rn"), "refined", "some compilers lack div_rn; their division may be an ulp off"
         ),
         "pair": Axis(
             ("reshape_split_join", "pair_address"),

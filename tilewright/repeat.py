@@ -1,0 +1,132 @@
+"""Repeated calls: one with the metadata of an earlier one goes straight to the compiled kernel's launcher.
+
+The first call of a kind runs the module's public function, with its checks and rules, while the launch it makes is
+recorded. Tensors of the same shapes, strides, dtypes and devices, with the same alignment and the same numbers, pass the
+same checks and choose the same kernel, grid and integers; only addresses differ. So a repeated call looks its metadata up
+and launches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from tilewright.kernel import Argument, Kernel
+
+KINDS = 4096  # of calls remembered; then all are forgotten, as a serving process has far fewer
+
+
+class Recorded(threading.local):
+    """The launches of this thread's current call: (compiled kernel, grid, values of all parameters)."""
+
+    launches: list[tuple[Any, ...]] = []  # noqa: RUF012  (each call begins a list of its own)
+
+
+class Recorder:
+    """Stands for a `@triton.jit` kernel in a module and remembers what it launched."""
+
+    def __init__(self, kernel: Any, recorded: Recorded):
+        self.kernel, self.recorded = kernel, recorded
+        self.__name__ = kernel.__name__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            compiled = self.kernel[grid](*args, **kwargs)
+            values = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
+            self.recorded.launches.append((compiled, grid, tuple(values[name] for name in self.kernel.arg_names)))
+
+        return launch
+
+
+def supported(kernel: Kernel) -> bool:
+    """Operators that make their outputs allocate on each call, and have no repeated form yet."""
+    return not kernel.outputs and not any(a.optional for a in kernel.tensors)
+
+
+def repeating(kernel: Kernel, public: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with `public`'s parameters that repeats a call or leaves it to `slow(*arguments)`.
+
+    `slow` returns (result, launch) where launch is None if the call must not be repeated, else what `prepared` gives
+    with what to call after a repeated launch.
+    """
+    tensors = [a.name for a in kernel.arguments if isinstance(a, Argument)]
+    numbers = [a.name for a in kernel.arguments if not isinstance(a, Argument)]
+    parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in _parameters(public)]
+    names = ", ".join(p.name for p in _parameters(public))
+    addresses = ", ".join(f"{t}.data_ptr()" for t in tensors)
+    parts = [part for t in tensors for part in (f"{t}.shape", f"{t}.stride()", f"{t}.dtype", f"{t}.device")]
+    text = f"""
+def call({', '.join(parameters)}, *, config=None, thresholds=None, profile=None):
+    if config is None and thresholds is None and profile is None:
+        try:
+            addresses = ({addresses})
+            kind = ({', '.join([*parts, *numbers])})
+            found = kinds.get(kind)
+        except (AttributeError, TypeError):
+            return slow({names})[0]
+        if found is not None:
+            run, grid, function, metadata, pick, rest, index, enter, leave, done = found
+            if not ({' | '.join(f'addresses[{i}]' for i in range(len(tensors)))}) & 15 and device() == index:
+                if not enter.calls and not leave.calls:
+                    run(grid, 1, 1, stream(index), function, metadata, None, None, None, *pick(addresses), *rest)
+                    done()
+                    return
+        result, launch = slow({names})
+        if launch is not None and not ({' | '.join(f'addresses[{i}]' for i in range(len(tensors)))}) & 15:
+            if len(kinds) >= {KINDS}:
+                kinds.clear()
+            kinds[kind] = launch
+        return result
+    return slow({names}, config=config, thresholds=thresholds, profile=profile)[0]
+"""
+    space: dict[str, Any] = {"kinds": {}, "slow": slow, "device": _no_device, "stream": _no_device}
+    exec(compile(text, f"<tilewright call {kernel.name}>", "exec"), space)
+    call: Callable[..., Any] = space["call"]
+    return call
+
+
+def prepared(
+    call: Callable[..., Any], launches: list[tuple[Any, ...]], arguments: list[Any], done: Callable[[], None]
+) -> tuple[Any, ...] | None:
+    """What a repeat of the recorded call needs, or None where it cannot be repeated: no launch, or several."""
+    import torch
+    from triton import knobs
+
+    if len(launches) != 1:
+        return None
+    compiled, grid, values = launches[0]
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    device = tensors[0].device
+    if device.type != "cuda" or len(grid) != 1:
+        return None
+    addresses = [t.data_ptr() for t in tensors]
+    count = sum(isinstance(v, torch.Tensor) for v in values)
+    pointers, rest = values[:count], values[count:]
+    if any(isinstance(v, torch.Tensor) for v in rest) or any(p.data_ptr() not in addresses for p in pointers):
+        return None
+    order = [_argument(p, tensors) for p in pointers]
+    pick = itemgetter(*order) if len(order) > 1 else (lambda found: (found[order[0]],))
+    call.__globals__["device"] = torch._C._cuda_getDevice
+    call.__globals__["stream"] = torch._C._cuda_getCurrentRawStream
+    runtime = knobs.runtime
+    return (
+        compiled.run, grid[0], compiled.function, compiled.packed_metadata, pick, rest, device.index,
+        runtime.launch_enter_hook, runtime.launch_exit_hook, done,
+    )  # fmt: skip
+
+
+def _argument(pointer: Any, tensors: list[Any]) -> int:
+    """Which argument a kernel's pointer is: that object, else the first at its address, which it is a view of."""
+    same = [i for i, t in enumerate(tensors) if t is pointer]
+    return same[0] if same else [t.data_ptr() for t in tensors].index(pointer.data_ptr())
+
+
+def _parameters(public: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(public).parameters.values())
+
+
+def _no_device(*_: Any) -> int:
+    return -1
