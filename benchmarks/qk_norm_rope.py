@@ -208,15 +208,13 @@ def print_table(rows: Sequence[Row]) -> None:
         print(f"         {goals}\n         {'; '.join(tilings)}")
 
 
-def best_tilings(path: Path) -> dict[tuple[str, Size], Config]:
-    """The fastest tiling of a sweep's report for each subject and size."""
-    if not path.is_file():
-        return {}
-    rows = [row for row in json.loads(path.read_text())["sweep"] if "p50_us" in row]
+def best_tilings(paths: Iterable[Path]) -> dict[tuple[str, Size], Config]:
+    """The fastest tiling of the sweeps' reports for each subject and size; a later report replaces an earlier one's."""
     best: dict[tuple[str, Size], Config] = {}
-    for row in sorted(rows, key=lambda row: row["p50_us"]):
-        size = Size(row["tokens"], tuple(row["heads"]))
-        best.setdefault((row.get("subject", "fused"), size), row["config"])
+    for path in paths:
+        rows = [row for row in json.loads(path.read_text())["sweep"] if "p50_us" in row]
+        for row in sorted(rows, key=lambda row: -row["p50_us"]):
+            best[row["subject"], Size(row["tokens"], tuple(row["heads"]))] = row["config"]
     return best
 
 
@@ -288,7 +286,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
     sizes = [Size(*size) for size in HAND_US]
     parser = parser_for("times fused_qk_norm_rope on a GPU", sizes, parse_size, ("tokens", "heads"))
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="what a sweep is of")
-    parser.add_argument("--tuned", type=Path, default=TUNED, help="the sweep that the unfused tilings are from")
+    tuned_help = "the sweeps that the unfused tilings are from, a later one before an earlier one"
+    parser.add_argument("--tuned", type=Path, nargs="*", default=[TUNED], help=tuned_help)
     options = parser.parse_args(None if arguments is None else list(arguments))
     if not torch.cuda.is_available():
         print("needs a GPU: torch.cuda.is_available() is False")

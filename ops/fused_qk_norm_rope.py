@@ -123,6 +123,11 @@ kernel = Kernel(
             ("qkv",),
         ),
         Requirement(
+            "LayoutError", "qkv.shape[0] < 2 or qkv.stride(0) >= qkv.shape[1]",
+            "qkv has rows of {qkv.shape[1]} columns {qkv.stride(0)} apart: they overlap",
+            ("qkv",),
+        ),
+        Requirement(
             "ShapeError", "cos_sin_cache.shape[1] % 2 == 0 and 2 <= cos_sin_cache.shape[1] <= head_dim",
             "cos_sin_cache has rotary={cos_sin_cache.shape[1]}, an even number from 2 to head_dim {head_dim} is needed",
             ("cos_sin_cache",),
@@ -148,7 +153,7 @@ def fused_qk_norm_rope(
 
     Args:
         qkv: [tokens, (num_heads_q + num_heads_k + num_heads_v) * head_dim] bfloat16 or float16, rows of query, key and
-            value heads; unit stride along a row, any stride between rows.
+            value heads; unit stride along a row, rows any distance apart that do not overlap.
         num_heads_q: query heads, 0 or more.
         num_heads_k: key heads, 0 or more.
         num_heads_v: value heads, 0 or more.

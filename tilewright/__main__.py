@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from tilewright import vendors
 from tilewright.build import build, operators
+from tilewright.check import check
 from tilewright.errors import TilewrightError
 from tilewright.explain import explain
 
@@ -50,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("name", nargs="?", metavar="NAME")
 
     command("ops", _ops, "list the operators")
-    command("check", _check, "run an operator on the CPU against its reference")
+    made = command("check", _check, "run operators on the CPU against their references")
+    made.add_argument("--device", metavar="NAME", help="with the text for this device, not generic's")
     return parser
 
 
@@ -113,9 +115,11 @@ def _ops(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from tilewright.ops.check import check
-
-    return check()
+    rows = list(check(options.device))
+    for row in rows:
+        state = "equal" if not row.differing else f"{row.differing} one rounding apart" if row.fits else "WRONG"
+        print(f"{row.operator}: {row.tensor} {row.dtype}, {row.elements} elements: {state}")
+    return 0 if all(row.fits for row in rows) else 1
 
 
 if __name__ == "__main__":
