@@ -56,17 +56,16 @@ def zero_heads(out: Tile) -> None:
 
 
 def kv_row(
-    x: Tile, cos: Tile, sin: Tile, codes: Tile, scales: Tile, tail: Tile, quantised: int
+    x: Tile, turning: Tile, cos: Tile, sin: Tile, codes: Tile, scales: Tile, tail: Tile, quantised: int
 ) -> None:
-    """Quantises the first `quantised` groups of a row and rotates the rest.
+    """codes, scales = quantise(x), tail = rotate(turning).
 
-    x [tokens, groups, pairs, side]; cos and sin [tokens, groups, pairs] float32. codes, like x, uint8: the groups that
-    are stored quantised; scales [tokens, groups] uint8, 0 past them; tail, like x, in x's dtype: the rotated lanes.
+    x [tokens, groups, pairs, side], of which `quantised` groups exist; codes, like x, uint8; scales [tokens, groups]
+    uint8, 0 past those; turning and tail [tokens, pairs, side]; cos and sin [tokens, pairs] float32.
     """
-    row = float32(x)
-    first, second = split(row, "side")
+    code, scale = quantise_ue8m0(float32(x))
+    first, second = split(float32(turning), "side")
     first, second = rotate(first, second, cos, sin)
-    code, scale = quantise_ue8m0(row)
     codes = code
     scales = where(position("groups") < quantised, scale, 0)
     tail = join(first, second, "side")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.language import Tile, abs, e4m3, e4m3_value, max, maximum, ue8m0, ue8m0_value, where
+from tilewright.language import Tile, abs, e4m3, e4m3_value, max, maximum, ue8m0, ue8m0_value
 
 
 def quantise_ue8m0(row: Tile) -> tuple[Tile, Tile]:
@@ -11,7 +11,7 @@ def quantise_ue8m0(row: Tile) -> tuple[Tile, Tile]:
     The scale is the smallest power of two that brings the group's largest magnitude (at least 1e-4, NaN left out) to
     448 or less, 224 where e4m3 is fnuz. A NaN, and an infinity times its scale 0, become the code of -448 or -224.
     """
-    magnitude = max(where(row == row, abs(row), 0.0), "pairs", "side")
+    magnitude = max(abs(row), "pairs", "side")
     scale, inverse = ue8m0(maximum(magnitude, 1e-4))
     return e4m3(row * inverse), scale
 

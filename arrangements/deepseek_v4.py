@@ -52,13 +52,22 @@ def packed_rows(
     kv: Tensor, cache: Tiles, table: Tensor, slot_mapping: Tensor, position_ids: Tensor, block_size: SizeLike,
     tokens: SizeLike,
 ) -> Tiles:  # fmt: skip
-    """As `rows`, to a cache's codes, scales and, if it has one, tail; lanes by the groups that share a scale."""
+    """As `rows`, to a cache's codes and scales, lanes by the groups that share a scale.
+
+    A cache with a tail takes the turning lanes there, as a tile of their own; one without holds codes of all lanes.
+    """
     x, slots, positions = _inserted(kv, slot_mapping, position_ids)
-    stored = _whole(cache, slots, block_size)
+    stored = {name: paged_rows(part, slots, block_size) for name, part in cache.items()}
     groups = cache["scales"].shape[-1]
-    cos, sin = (t.split("pairs", groups=groups, pairs=-1) for t in trailing_tables(table, positions, PAIRS))
-    lanes = {name: t for name, t in {"x": x, **stored}.items() if name != "scales"}
-    tiles = {name: t.split("dim", groups=groups, pairs=-1, side=2) for name, t in lanes.items()}
+    if "tail" in cache:
+        cos, sin = trailing_tables(table, positions, ROTARY // 2)
+        pairs = {"turning": x[:, PASSED:], "tail": stored["tail"]}
+        tiles = {name: neighbour_pairs(t) for name, t in pairs.items()}
+        grouped = {name: t.pad(((0, 0), (0, ROTARY))) for name, t in (("x", x[:, :PASSED]), ("codes", stored["codes"]))}
+    else:
+        cos, sin = (t.split("pairs", groups=groups, pairs=-1) for t in trailing_tables(table, positions, PAIRS))
+        tiles, grouped = {}, {"x": x, "codes": stored["codes"]}
+    tiles |= {name: t.split("dim", groups=groups, pairs=-1, side=2) for name, t in grouped.items()}
     tiles |= {"cos": cos, "sin": sin, "scales": stored["scales"]}
     return _named(tiles, token_rows(*tiles.values(), tokens=tokens))
 

@@ -28,13 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from deepseek_v4 import Case, Inputs, make, run  # noqa: E402
-from protocol import (  # noqa: E402, F401
-    GIB,
+from protocol import (  # noqa: E402
     Config,
     Row,
-    Timing,
     between_copies,
-    copy_gbps,
     described,
     host_us,
     in_processes,

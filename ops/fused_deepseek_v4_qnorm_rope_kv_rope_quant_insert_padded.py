@@ -110,6 +110,8 @@ kernel = Kernel(
         "tokens": "num_tokens",
         "programs": "num_tokens * (q_head_padded + 1)",
         "interleaved": "int(is_q_interleaved)",
+        "copied": "int(not apply_q_norm and not apply_q_rope)",
+        "pads": "q_head_padded - num_heads",
         "kv_alone": "int(q_head_padded == 0)",
     },
     requirements=(

@@ -189,7 +189,8 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
 
     class Recorder:
         def __init__(self, kernel: Any):
-            self.kernel = getattr(kernel, "kernel", kernel)  # in the package a launch is recorded for its repeats
+            # In the package a launch is recorded for its repeats.
+            self.kernel = kernel.kernel if isinstance(kernel, repeat.Recorder) else kernel
             self.__name__ = kernel.__name__
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:

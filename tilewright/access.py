@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from tilewright.errors import GenerationError
 from tilewright.expr import (
@@ -122,6 +123,7 @@ class Places:
         return first
 
     def _tile_axes(self) -> dict[str, Axis]:
+        """The axes of all tiles, in an order that agrees with every tile's if there is one."""
         axes: dict[str, Axis] = {}
         for name, tensor in self.tensors.items():
             if len(tensor.levels) != 2:
@@ -130,7 +132,15 @@ class Places:
                 known = axes.setdefault(str(axis.name), axis)
                 if known.size != axis.size:
                     raise GenerationError(f"{name}: axis {axis} of its tile is {known} in another")
-        return axes
+        after: dict[str, set[str]] = {name: set() for name in axes}
+        for tensor in self.tensors.values():
+            names = [str(axis.name) for axis in tensor.levels[1]]
+            for before, name in zip(names, names[1:], strict=False):
+                after[name].add(before)
+        try:
+            return {name: axes[name] for name in TopologicalSorter(after).static_order()}
+        except CycleError:
+            return axes
 
     def _define_programs(self) -> None:
         """`token = pid // head_tiles * tokens + tl.arange(0, tokens)` for every axis of the grid."""
@@ -214,8 +224,7 @@ class Places:
                 size = size * axis.size
                 literal *= lane_size(axis.size) or 1
             text = str(literal) if size.value is not None else self.text(size)
-            taken = len(dim) == 1 or "lane" in self.reserved
-            name = self.fresh(singular(key[-1]) if taken else "lane")
+            name = self.fresh(singular(key[0]) if len(dim) == 1 else "lane")
             definition = Definition(name, (dim,), f"tl.arange(0, {text})", f"tl.arange(0, {text}).to(tl.int64)")
             self.definitions[name] = definition
             self.head.append(definition)

@@ -225,6 +225,10 @@ def _reduction(name: str, function: str) -> Any:
             scope.axis(axis)
         if not axes:
             raise scope.refuse(f"{name}() needs the axes to reduce over")
+        if name in ("max", "min") and value.dtype in FLOAT and scope.lowering["nan_max"] == "select":
+            value = scope.keep(value, "values")
+            lowest = '-float("inf")' if name == "max" else 'float("inf")'
+            value = replace(value, code=f"tl.where({value.code} == {value.code}, {value.code}, {lowest})")
         value = opened(scope, value, axes)
         for dim in range(len(value.dims) - 1, -1, -1):
             if value.dims[dim][0].name in axes:
@@ -233,7 +237,8 @@ def _reduction(name: str, function: str) -> Any:
         return value
 
     lower.__name__ = name
-    lower.__doc__ = f"{name}(x, *axes): over the named axes, in x's dtype."
+    nan = "" if name == "sum" else " A NaN counts for nothing."
+    lower.__doc__ = f"{name}(x, *axes): over the named axes, in x's dtype.{nan}"
     return word(lower)
 
 
@@ -378,8 +383,7 @@ HELPERS = {
     "e4m3_cast": '''@triton.jit
 def e4m3_cast(x):
     """uint8 codes of e4m3fn, to nearest even, saturating at 448; a NaN becomes -448."""
-    x = tl.where(x >= -448.0, x, -448.0)
-    x = tl.where(x <= 448.0, x, 448.0)
+    x = tl.minimum(tl.maximum(x, -448.0), 448.0)  # of a NaN and a number, maximum is the number
     return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 ''',
     "e4m3_int_rne": '''@triton.jit

@@ -579,6 +579,22 @@ class _Module:
         text = render(grid, lambda a: str(a.low) if isinstance(a, Size) and a.low == a.high else a.label)
         return text if len(grid.terms) == 1 else f"({text})"
 
+    def _where_used(self, pointer: str) -> str:
+        """` if .. else None`, where one flag says whether any device function takes a view."""
+        for programs in self.variants[0].branches:
+            takes = {values: pointer in text.pointers for values, text in programs.texts.items()}
+            if not any(takes.values()) or all(takes.values()):
+                continue
+            for i, name in enumerate(programs.branch.flags):
+                used = sorted({values[i] for values, taken in takes.items() if taken}, key=str)
+                unused = {values[i] for values, taken in takes.items() if not taken}
+                if not unused & set(used):
+                    if isinstance(used[0], bool):
+                        return f" if {'' if used[0] else 'not '}{name} else None"
+                    tests = " or ".join(f'{name} == "{value}"' for value in used)
+                    return f" if {tests} else None"
+        return ""
+
     def tensor_pointers(self) -> list[str]:
         return [n for n in self.pointers if n not in self.views]
 
@@ -596,7 +612,7 @@ class _Module:
         ]
         for name, view in self.views.items():
             like = view.dtype.removeprefix("like:")
-            lines.append(f"    {name} = {view.memory}.view({like}.dtype)")
+            lines.append(f"    {name} = {view.memory}.view({like}.dtype){self._where_used(name)}")
         if len(variants) > 1:
             test = " and ".join(
                 f"{s.name} % {self.fixed.get(t, t)} == 0"

@@ -6,8 +6,11 @@ The last lines of a run list what was compiled: registers, shared memory, and th
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import deepseek_v4_siblings as siblings
@@ -18,7 +21,9 @@ from deepseek_v4 import Case as Problem
 from deepseek_v4_siblings import FULL_BF16, FULL_FP8, GATHER, KV, PADDED, Case, make
 
 from tilewright import ops, vendors
+from tilewright.expr import const
 from tilewright.launch import OPERATORS
+from tilewright.tensor import Tensor
 
 # Whose text a target gets: its own profile's, else one of the same lanes and capabilities.
 TEXTS = {
@@ -39,7 +44,7 @@ Q = {
 }
 ROWS = {32: {"kv_tokens": 2, "num_warps": 1}, 64: {"kv_tokens": 8, "num_warps": 4}}
 SHARED = {"sm_80": 166912, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}  # 65536 on AMD's
-MAIN = {"x": (512, 2), "out": (512, 2), "tail": (512, 2), "codes": (512, 1), "cos": (256, 4), "sin": (256, 4)}
+ROWS_OF = ("x", "turning", "out", "tail", "codes", "cos", "sin")  # what has many lanes; the rest are single numbers
 
 
 @functools.cache
@@ -73,22 +78,38 @@ def config_of(operator: str, lanes: int) -> dict[str, int]:
     return {**(ROWS if operator in (KV, GATHER) else Q)[lanes], "num_stages": 1}
 
 
-def share(name: str, config: dict[str, int], target: str, e4m3: bool) -> int:
-    """Bytes that each lane has to load or store of a tile."""
-    branch, _, what = name.split()
-    elements, size = MAIN[what]
-    if what == "out" and e4m3:
-        size = 1
-    if branch.startswith(("kv_row", "stored_row")):
-        elements *= config["kv_tokens"]
-    else:
-        elements *= config["tokens"] * (config["heads"] if what in ("x", "out") else 1)
-    return max(size, elements * size // (config["num_warps"] * LANES[target]))
+@functools.cache
+def tiles(operator: str, config: tuple[tuple[str, int], ...]) -> dict[tuple[str, str], int]:
+    """Bytes of a program's tiles by device function and parameter."""
+    kernel, sizes = OPERATORS[operator].kernel, dict(config)
+    found = {}
+    for branch in kernel.branches:
+        flags = [kernel.all_flags[name] for name in branch.flags]
+        given = {tile: const(sizes[tile]) for tile in branch.tiles}
+        keywords = inspect.signature(branch.arrange).parameters
+        for values in itertools.product(*(flag.values for flag in flags)):
+            name = branch.name + "".join(flag.word(value) for flag, value in zip(flags, values, strict=True))
+            chosen = {f.name: v for f, v in zip(flags, values, strict=True) if f.name in keywords}
+            for parameter, tensor in branch.arrange(**given, **chosen).items():
+                if isinstance(tensor, Tensor):
+                    item = {"uint8": 1, "float32": 4}.get(tensor.source.dtype, 2)
+                    lanes = math.prod(1 << (axis.size.value - 1).bit_length() for axis in tensor.levels[1])
+                    found[name, parameter] = lanes * item
+    return found
+
+
+def share(operator: str, name: str, config: dict[str, int], target: str) -> int:
+    """Bytes that each lane has to load or store of a tile, one element at least."""
+    function, _, parameter = name.split()
+    if operator == FULL_BF16 and parameter == "x":  # q in place: one pointer
+        parameter = "out"
+    size = tiles(operator, tuple(config.items()))[function, parameter]
+    return max(4 if parameter in ("cos", "sin") else 2, size // (config["num_warps"] * LANES[target]))
 
 
 def main_widths(binary: Binary) -> dict[str, list[int]]:
     """Those of whole rows and tables; a slot, a position or a scale is one number."""
-    return {name: widths for name, widths in binary.widths.items() if name.split()[2:] and name.split()[2] in MAIN}
+    return {name: widths for name, widths in binary.widths.items() if name.split()[2:] and name.split()[2] in ROWS_OF}
 
 
 def row(binary: Binary, title: str) -> str:
@@ -122,15 +143,17 @@ def every_case() -> Iterator[Case]:
             yield Case(operator, Problem(17, 64), cache, normed=normed)
 
 
-def check(binary: Binary, config: dict[str, int], e4m3: bool) -> None:
+def check(binary: Binary, operator: str, config: dict[str, int]) -> None:
     assert binary.code.startswith(b"\x7fELF")
     assert binary.resources["spilled"] == 0
     assert binary.shared <= SHARED.get(binary.target, 65536)
     widths = main_widths(binary)
     assert widths
     for name, sizes in widths.items():
-        part = share(name, config, binary.target, e4m3)
+        part = share(operator, name, config, binary.target)
         assert (name, sizes) == (name, [min(16, part)] * max(1, part // 16))
+        if name.split()[2] in ("x", "out", "codes"):
+            assert (name, set(sizes)) == (name, {16})
 
 
 @pytest.mark.parametrize("target", TEXTS)
@@ -143,7 +166,7 @@ def test_compiles(case: Case, target: str, record_property: Callable[[str, objec
     binary = compiled(recorded, target)
     if target in RECORDED:
         record_property("row", row(binary, f"{case!s:<70}"))
-    check(binary, config, case.cache == "e4m3")
+    check(binary, case.operator, config)
 
 
 @pytest.mark.parametrize("target", TEXTS)
@@ -153,7 +176,7 @@ def test_compiles_the_way_back(cache: str, target: str, record_property: Callabl
     binary = compiled(gather(TEXTS[target], cache, config), target)
     if target in RECORDED:
         record_property("row", row(binary, f"{f'{GATHER} {cache}':<70}"))
-    check(binary, config, False)
+    check(binary, GATHER, config)
 
 
 @pytest.mark.full
@@ -163,7 +186,8 @@ def test_compiles_every_combination_of_flags(case: Case, target: str) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         config = config_of(PADDED, LANES[target])
         problem = Problem(17, 64, dtype=dtype)
-        check(compiled(launch(TEXTS[target], Case(PADDED, problem, case.cache, 128), config), target), config, False)
+        recorded = launch(TEXTS[target], replace(case, problem=problem), config)
+        check(compiled(recorded, target), PADDED, config)
 
 
 @pytest.mark.parametrize(("operator", "cache"), [(PADDED, "packed"), (FULL_BF16, "rows"), (FULL_FP8, "e4m3")])
@@ -173,7 +197,8 @@ def test_compiles_where_a_tile_does_not_divide(operator: str, cache: str, target
     recorded = launch(TEXTS[target], Case(operator, Problem(17, 3), cache, 5 if operator == PADDED else None), config)
     assert recorded.kernel.__name__ == f"{operator}_kernel_masked"
     binary = compiled(recorded, target)
-    assert {size for sizes in main_widths(binary).values() for size in sizes} <= {16, 8}
+    wide = {size for name, sizes in main_widths(binary).items() if name.startswith("q_head") for size in sizes}
+    assert wide == {16}
     assert binary.resources["spilled"] == 0
 
 
@@ -181,7 +206,6 @@ def test_compiles_where_a_tile_does_not_divide(operator: str, cache: str, target
 ADDRESSED = {
     "kv_row load x": 4,
     "kv_row store codes": 2,
-    "kv_row store tail": 4,
     "q_head_interleaved load x": 4,
     "q_head_interleaved store out": 4,
 }

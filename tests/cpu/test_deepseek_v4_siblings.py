@@ -268,6 +268,22 @@ def test_contents(operator: str, cache: str, content: str) -> None:
             run(make(on(profile, case)), profile=profile, config=config)
 
 
+@pytest.mark.parametrize("profile", ["nvidia-h200", "generic"])
+@pytest.mark.parametrize("cache", ["mx", "e4m3"])
+def test_odd_strides_of_a_cache_of_bytes(cache: str, profile: str) -> None:
+    """Nothing of 2 bytes is stored in it."""
+    inputs = make(Case(KV, Problem(9, 1, 16), cache))
+    inputs.call(profile=profile)
+    even = inputs.k_cache.view(torch.uint8)
+    blocks, rows, width = even.shape
+    stride = width + (cache == "e4m3")  # mx rows have no gaps
+    memory = torch.full((blocks * (rows * stride + 1),), UNTOUCHED, dtype=torch.uint8)
+    odd = memory.as_strided(even.shape, (rows * stride + 1, stride, 1))
+    inputs.k_cache = odd.view(inputs.k_cache.dtype)
+    inputs.call(profile=profile)
+    assert torch.equal(odd, even)
+
+
 def test_kv_alone_returns_an_empty_tensor() -> None:
     inputs = make(Case(PADDED, Problem(4, 3, 16), padded=0))
     returned = inputs.call()

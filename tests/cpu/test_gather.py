@@ -402,6 +402,14 @@ def test_a_stack_of_views_keeps_their_offset() -> None:
     assert np.array_equal(read(stack(*tails, axis="kind"), {"a": a, "b": b}, {}), np.stack([a[4:], b[4:]]))
 
 
+def test_a_stack_of_padded_tensors_keeps_their_mask() -> None:
+    a, b = np.arange(1, 5), np.arange(11, 15)
+    padded = [Tensor(n, "lanes", (LANES,)).pad(((1, 2),)) for n in "ab"]
+    expected = np.zeros((2, LANES + 3), int)
+    expected[:, 1:5] = a, b
+    assert np.array_equal(read(stack(*padded, axis="kind"), {"a": a, "b": b}, {}), expected)
+
+
 def test_what_cannot_be_stacked() -> None:
     a, b = (Tensor(name, "rows lanes", (4, 4)) for name in "ab")
 

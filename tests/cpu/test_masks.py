@@ -41,18 +41,18 @@ def kernel() -> Kernel:
 def expected_kv(lowering: Any, bound: dict[str, int]) -> Found:
     """slot >= 0 and the lane limits; token < num_inserted where slots are read, if a program takes several."""
     pairs_apart = lowering["pair"] == "pair_address"
-    quantised, rotating = ("group < 7", "group >= 7") if pairs_apart else ("lane < 448", "lane >= 448")
-    table = "group >= 7" if pairs_apart else "pair >= 224"
+    quantised = "group < 7" if pairs_apart else "lane < 448"
     token = [] if bound.get("kv_tokens") == 1 else ["token < num_inserted"]
     return masks(
         ("index", "slot_mapping", *token),
         ("index", "position_ids", "slot >= 0"),
-        ("load", "x", "slot >= 0"),
-        ("load", "cos", "slot >= 0", table),
-        ("load", "sin", "slot >= 0", table),
+        ("load", "x", "slot >= 0", quantised),
+        ("load", "turning", "slot >= 0"),
+        ("load", "cos", "slot >= 0"),
+        ("load", "sin", "slot >= 0"),
         ("store", "codes", "slot >= 0", quantised),
         ("store", "scales", "slot >= 0"),
-        ("store", "tail", "slot >= 0", rotating),
+        ("store", "tail", "slot >= 0"),
     )
 
 

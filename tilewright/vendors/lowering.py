@@ -36,6 +36,9 @@ LOWERING: Mapping[str, Axis] = MappingProxyType(
         "e4m3_format": Axis(
             ("fn", "fnuz"), "fn", "only gfx942 stores the other: no -0, a bias of 8, 224 at most"
         ),
+        "nan_max": Axis(
+            ("ignored", "select"), "select", "which operand tl.max yields for a NaN is the compiler's affair"
+        ),
         "reciprocal": Axis(
             ("refined", "div_rn"), "refined", "some compilers lack div_rn; their division may be an ulp off"
         ),
