@@ -48,11 +48,11 @@ from protocol import (  # noqa: E402
     write,
 )
 from qk_norm_rope import Case, make, run  # noqa: E402
-from qk_norm_rope_reference import exact_heads  # noqa: E402
 from unfused_qk import exact_norm, exact_rope, norm, rope  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright import ops  # noqa: E402
+from tilewright.ops.qk_norm_rope_reference import exact_heads  # noqa: E402
 
 HEAD = 128
 REPLAYED = 4096  # tokens up to which a size is timed as graph replays

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from qk_norm_rope_reference import exact_heads, rotate
 from torch import Tensor as Values
 
 from tilewright.applications.rope import rotate as rotate_pairs
@@ -32,6 +31,7 @@ from tilewright.ops.fused_qk_norm_rope import (
     qkv,
     rotated,
 )
+from tilewright.ops.qk_norm_rope_reference import exact_heads, rotate
 from tilewright.rules import Rule, Rules
 from tilewright.tensor import computed, stack
 

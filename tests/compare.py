@@ -12,23 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Bits of the significand, the hidden one included, and the least exponent of a normal number.
-FORMATS = {torch.bfloat16: (8, -126), torch.float16: (11, -14), torch.float32: (24, -126)}
+from tilewright.ops.rounding import round_once, spacing
+
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 WORDS = 1 << 21  # 8-byte words that `fingerprint` takes at a time
-
-
-def spacing(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """One unit in the last place of `dtype` in each value's binade, as float64."""
-    significand, least = FORMATS[dtype]
-    exponent = ((values.double().view(torch.int64) >> 52) & 0x7FF) - 1023
-    return ((exponent.clamp_(min=least) - (significand - 1) + 1023) << 52).view(torch.float64)
-
-
-def round_once(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 to `dtype` in one rounding, to nearest even; infinity past the largest finite."""
-    step = spacing(values, dtype)
-    return ((values / step).round_() * step).to(dtype)
 
 
 def ulps_apart(a: Tensor, b: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-from tilewright import repeat
-
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
@@ -189,8 +187,7 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
 
     class Recorder:
         def __init__(self, kernel: Any):
-            # In the package a launch is recorded for its repeats.
-            self.kernel = kernel.kernel if isinstance(kernel, repeat.Recorder) else kernel
+            self.kernel = kernel.kernel if _is_recorder(kernel) else kernel
             self.__name__ = kernel.__name__
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -199,7 +196,7 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
     kernels = {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, KernelInterface | repeat.Recorder) and name.endswith(("_kernel", "_kernel_masked"))
+        if (isinstance(value, KernelInterface) or _is_recorder(value)) and name.endswith(("_kernel", "_kernel_masked"))
     }
     try:
         vars(module).update({name: Recorder(kernel) for name, kernel in kernels.items()})
@@ -207,6 +204,11 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
     finally:
         vars(module).update(kernels)
     return seen
+
+
+def _is_recorder(kernel: Any) -> bool:
+    """Is this what stands for a kernel in the package, to record its launch for repeats?"""
+    return hasattr(kernel, "recorded")
 
 
 def compiled(launch: Launched, target: str) -> Binary:

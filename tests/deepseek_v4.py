@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from compare import check_bytes, check_close, check_rounding, fingerprint, round_once, spacing
-from deepseek_v4_reference import (
+from torch import Tensor
+
+from tilewright.ops.deepseek_v4_reference import (
     BLOCK,
     DATA,
     HEAD,
@@ -24,7 +26,6 @@ from deepseek_v4_reference import (
     insert,
     reference,
 )
-from torch import Tensor
 
 __all__ = [
     "CONTENTS",

@@ -17,10 +17,10 @@ import deepseek_v4 as base
 import torch
 from compare import check_bytes, check_close, check_rounding, fingerprint, round_once
 from deepseek_v4 import GUARD, SLICE, UNTOUCHED, check_same, q_slices, q_values
-from deepseek_v4_reference import FNUZ_MAX, HEAD, PLAIN, e4m3, exact_q, quantise, rotate
 from torch import Tensor
 
 from tilewright import ops
+from tilewright.ops.deepseek_v4_reference import FNUZ_MAX, HEAD, PLAIN, e4m3, exact_q, quantise, rotate
 
 PADDED = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded"
 KV = "fused_deepseek_v4_kv_rope_insert"

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from compare import check_bytes, check_close, check_rounding, fingerprint
-from qk_norm_rope_reference import exact_heads, reference
 from torch import Tensor
+
+from tilewright.ops.qk_norm_rope_reference import exact_heads, reference
 
 __all__ = [
     "CONTENTS",

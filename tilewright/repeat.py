@@ -1,9 +1,9 @@
 """Repeated calls: one with the metadata of an earlier one goes straight to the compiled kernel's launcher.
 
 The first call of a kind runs the module's public function, with its checks and rules, while the launch it makes is
-recorded. Tensors of the same shapes, strides, dtypes and devices, with the same alignment and the same numbers, pass the
-same checks and choose the same kernel, grid and integers; only addresses differ. So a repeated call looks its metadata up
-and launches.
+recorded. Tensors of the same shapes, strides, dtypes and devices, with the same alignment and the same numbers, pass
+the same checks and choose the same kernel, grid and integers; only addresses differ. So a repeated call looks its
+metadata up and launches.
 """
 
 from __future__ import annotations

@@ -322,7 +322,8 @@ def test_explain_names_the_programs_and_masks() -> None:
     for line in (
         "kv_row: applications.deepseek_v4",
         "q_head: applications.deepseek_v4",
-        "  mask      load cos: slot >= 0 and pair >= 224",
+        "  mask      load cos: pair >= 224",
+        "  mask      store codes: lane < 448 and slot >= 0",
         "  mask      load x: none",
     ):
         assert f"{line}\n" in printed

@@ -25,12 +25,12 @@ from deepseek_v4 import (
     run_far,
     threshold_exponents,
 )
-from deepseek_v4_reference import PLAIN, cache_rows
 
 import tilewright
 from tilewright import interpret, ops, vendors
 from tilewright.errors import ContractError, GenerationError
 from tilewright.launch import OPERATORS
+from tilewright.ops.deepseek_v4_reference import PLAIN, cache_rows
 
 NAME = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -14,7 +14,6 @@ import pytest
 import torch
 from deepseek_v4 import UNTOUCHED
 from deepseek_v4 import Case as Problem
-from deepseek_v4_reference import FNUZ_MAX, e4m3, quantise
 from deepseek_v4_siblings import FULL_BF16, FULL_FP8, GATHER, GUARD, KV, PADDED, Case, Inputs, make, run
 
 import tilewright
@@ -23,6 +22,7 @@ from tilewright.applications import deepseek_v4 as applications
 from tilewright.errors import ContractError
 from tilewright.language import HELPERS
 from tilewright.launch import OPERATORS
+from tilewright.ops.deepseek_v4_reference import FNUZ_MAX, e4m3, quantise
 
 IN_PLACE = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -15,12 +15,12 @@ import torch
 from compare import round_once
 from qk_norm_rope import CONTENTS, FORCED, GUARD, Case, Inputs, make, reference, run, run_far, unfused
 from qk_norm_rope_grid import cases, config
-from qk_norm_rope_reference import exact_heads
 
 import tilewright
 from tilewright import interpret, ops, vendors
 from tilewright.errors import ContractError, GenerationError
 from tilewright.launch import OPERATORS
+from tilewright.ops.qk_norm_rope_reference import exact_heads
 
 NAME = "fused_qk_norm_rope"
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

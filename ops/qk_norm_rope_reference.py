@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from compare import round_once
 from torch import Tensor
+
+from tilewright.ops.rounding import round_once
 
 
 def reference(
@@ -67,3 +68,23 @@ def rotate(values: Tensor, cos_sin: Tensor, is_neox: bool) -> Tensor:
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     a, b = values[..., 0::2], values[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def example() -> tuple[Tensor | float | int | bool, ...]:
+    """Arguments of a small call on the CPU."""
+    made = torch.Generator().manual_seed(0)
+    tokens, q_heads, k_heads, v_heads, dim = 5, 4, 2, 2, 64
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made).bfloat16()
+
+    angles = torch.arange(64)[:, None] / 10000 ** (torch.arange(dim // 2) / (dim // 2))
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.randint(64, (tokens,), generator=made)
+    qkv = normal(tokens, (q_heads + k_heads + v_heads) * dim)
+    return qkv, q_heads, k_heads, v_heads, dim, 1e-6, normal(dim), normal(dim), table, True, positions
+
+
+def written(qkv: Tensor, *others: Tensor | float | int | bool) -> dict[str, Tensor]:
+    """What a call wrote."""
+    return {"qkv": qkv}

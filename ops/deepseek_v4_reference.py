@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from compare import round_once
 from torch import Tensor
+
+from tilewright.ops.rounding import round_once
 
 HEAD, PLAIN, BLOCK = 512, 448, 64  # a head; its lanes that do not rotate; the lanes of one scale
 DATA, SCALES = 576, 8  # bytes a token: 448 fp8 and 64 two-byte values; 7 scales and a zero
@@ -112,3 +113,27 @@ def insert(
     block, row = slots // block_size, slots % block_size
     data[block, row] = torch.cat((codes, tail.contiguous().view(torch.uint8)), dim=1)
     scale_rows[block, row] = scales
+
+
+def example() -> tuple[Tensor | float | int, ...]:
+    """Arguments of a small call on the CPU, a skipped slot and fewer slots than tokens among them."""
+    made = torch.Generator().manual_seed(0)
+    tokens, heads, block_size = 7, 4, 16
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made).bfloat16()
+
+    angles = torch.arange(64)[:, None] / 10000 ** (torch.arange(32) / 32)
+    cache = torch.full((2, block_size * (DATA + SCALES)), 0xAB, dtype=torch.uint8)
+    slots, positions = torch.tensor([3, -1, 17, 0, 31]), torch.randint(64, (tokens,), generator=made)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return normal(tokens, heads, HEAD), normal(tokens, HEAD), cache, slots, positions, table, 1e-6, block_size
+
+
+def written(q: Tensor, kv: Tensor, k_cache: Tensor, *others: Tensor | float | int) -> dict[str, Tensor]:
+    """What a call wrote, each part in its own dtype."""
+    block_size = others[-1]
+    assert isinstance(block_size, int)
+    data, scales = cache_rows(k_cache, block_size)
+    tail = data[..., PLAIN:].contiguous().view(kv.dtype)
+    return {"q": q, "codes": data[..., :PLAIN], "rotated lanes": tail, "scales": scales}
