@@ -93,7 +93,8 @@ def check_bytes(
     name: str, actual: Tensor, expected: Tensor, describe: Callable[[int], str]
 ) -> None:
     """Two flat uint8 tensors are equal; `describe` names the place of an offset."""
-    if torch.equal(actual, expected):
+    parts = (t.split(1 << 27) for t in (actual, expected))  # torch.equal takes as much memory as it compares
+    if actual.numel() == expected.numel() and all(torch.equal(a, e) for a, e in zip(*parts, strict=True)):
         return
     wrong = actual != expected
     at = int(wrong.to(torch.uint8).argmax())
