@@ -58,24 +58,25 @@ def repeating(kernel: Kernel, public: Callable[..., Any], slow: Callable[..., An
     names = ", ".join(p.name for p in _parameters(public))
     addresses = ", ".join(f"{t}.data_ptr()" for t in tensors)
     parts = [part for t in tensors for part in (f"{t}.shape", f"{t}.stride()", f"{t}.dtype", f"{t}.device")]
+    parts += [f"addresses[{i}] & 15 == 0" for i in range(len(tensors))]  # what the compiler may know of an address
+    parts += [part for n in numbers for part in (n, f"{n}.__class__")]  # True is no 1
     text = f"""
 def call({', '.join(parameters)}, *, config=None, thresholds=None, profile=None):
     if config is None and thresholds is None and profile is None:
         try:
             addresses = ({addresses})
-            kind = ({', '.join([*parts, *numbers])})
+            kind = ({', '.join(parts)})
             found = kinds.get(kind)
         except (AttributeError, TypeError):
             return slow({names})[0]
         if found is not None:
             run, grid, function, metadata, pick, rest, index, enter, leave, done = found
-            if not ({' | '.join(f'addresses[{i}]' for i in range(len(tensors)))}) & 15 and device() == index:
-                if not enter.calls and not leave.calls:
-                    run(grid, 1, 1, stream(index), function, metadata, None, None, None, *pick(addresses), *rest)
-                    done()
-                    return
+            if device() == index and not enter.calls and not leave.calls:
+                run(grid, 1, 1, stream(index), function, metadata, None, None, None, *pick(addresses), *rest)
+                done()
+                return
         result, launch = slow({names})
-        if launch is not None and not ({' | '.join(f'addresses[{i}]' for i in range(len(tensors)))}) & 15:
+        if launch is not None:
             if len(kinds) >= {KINDS}:
                 kinds.clear()
             kinds[kind] = launch
