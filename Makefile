@@ -24,7 +24,7 @@ generate: $(INSTALLED)
 test: lint
 	$(BIN)/pytest tests/cpu tests/compile -m "not full" -n $(WORKERS) --durations=15
 
-# The full grids, tests/gpu included; without a GPU those are skipped, with that reason.
+# The full grids. The scripts of tests/gpu are run by hand, where there is a GPU.
 test-all: lint
 	$(BIN)/pytest tests -m "" -n $(WORKERS) --durations=15
 

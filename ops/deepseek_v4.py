@@ -39,6 +39,24 @@ def row_cache(dtype: str, kernel_dtype: str | None = None) -> tuple[Argument, Te
     return Argument(made[0], layout="rows", mutated=True), made[1]
 
 
+def even_cache(unless: str = "") -> tuple[Requirement, Requirement]:
+    """Rotated lanes of 2 bytes lie at even addresses, in caches that have them: not where `unless` holds."""
+    free = f"{unless} or " if unless else ""
+    return (
+        Requirement(
+            "LayoutError",
+            f"{free}k_cache.stride(0) % 2 == 0",
+            "k_cache has a block stride of {k_cache.stride(0)} bytes, an even one is needed for its 2-byte lanes",
+            ("k_cache",),
+        ),
+        Requirement(
+            "LayoutError",
+            f"{free}k_cache.storage_offset() % 2 == 0",
+            "k_cache begins {k_cache.storage_offset()} bytes into its storage, an even number is needed",
+        ),
+    )
+
+
 def fewer_slots_than(tokens_of: str) -> Requirement:
     """No more slots than the argument `tokens_of` has tokens."""
     return Requirement(

@@ -18,7 +18,15 @@ from tilewright.arrangements.deepseek_v4 import (
 from tilewright.expr import Expr, Size
 from tilewright.kernel import Argument, Branch, Flag, Kernel, Requirement, Scalar
 from tilewright.launch import operator
-from tilewright.ops.deepseek_v4 import BLOCK_SIZE, SLOTS, block_size, block_stride, num_blocks, tail_block_stride
+from tilewright.ops.deepseek_v4 import (
+    BLOCK_SIZE,
+    SLOTS,
+    block_size,
+    block_stride,
+    even_cache,
+    num_blocks,
+    tail_block_stride,
+)
 from tilewright.tensor import Tensor
 
 num_rows = Size("num_rows")
@@ -58,12 +66,7 @@ kernel = Kernel(
             f"{{cache_block_size * ({MX_ROW_BYTES} if kv_mxfp8 else {ROW_BYTES})}}",
             ("k_cache",),
         ),
-        Requirement(
-            "LayoutError",
-            "kv_mxfp8 or k_cache.stride(0) % 2 == 0",
-            "k_cache has a block stride of {k_cache.stride(0)} bytes, an even one is needed for its 2-byte lanes",
-            ("k_cache",),
-        ),
+        *even_cache("kv_mxfp8"),
     ),
 )
 

@@ -27,6 +27,7 @@ from tilewright.ops.deepseek_v4 import (
     block_size,
     block_stride,
     cos_sin_cache,
+    even_cache,
     fewer_slots_than,
     num_blocks,
     num_tokens,
@@ -118,12 +119,7 @@ kernel = Kernel(
             f"k_cache has width={{k_cache.shape[2]}}, {HEAD} is needed",
             ("k_cache",),
         ),
-        Requirement(
-            "LayoutError",
-            "k_cache.dtype != torch.uint8 or kv_mxfp8 or k_cache.stride(0) % 2 == 0",
-            "k_cache has a block stride of {k_cache.stride(0)} bytes, an even one is needed for its 2-byte lanes",
-            ("k_cache",),
-        ),
+        *even_cache("k_cache.dtype != torch.uint8 or kv_mxfp8"),
         Requirement(
             "ContractError",
             "fp8_scale is not None or k_cache.dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)",

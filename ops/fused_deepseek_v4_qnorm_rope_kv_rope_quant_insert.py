@@ -6,28 +6,31 @@ from typing import Any
 
 from tilewright.applications.deepseek_v4 import kv_row, q_head
 from tilewright.arrangements import deepseek_v4
-from tilewright.arrangements.deepseek_v4 import GROUP, HEAD, PASSED, ROTARY, ROW_BYTES, packed_cache, packed_rows
+from tilewright.arrangements.deepseek_v4 import GROUP, HEAD, PASSED, ROW_BYTES, packed_cache, packed_rows
 from tilewright.expr import Expr, Size
 from tilewright.kernel import Argument, Branch, Kernel, Requirement, Scalar
 from tilewright.launch import operator
+from tilewright.ops.deepseek_v4 import (
+    BLOCK_SIZE,
+    INDICES,
+    SLOTS,
+    block_size,
+    block_stride,
+    cos_sin_cache,
+    even_cache,
+    fewer_slots_than,
+    num_blocks,
+    num_heads,
+    num_tokens,
+    position_ids,
+    slot_mapping,
+    tail_block_stride,
+)
 from tilewright.tensor import Tensor
-
-num_tokens = Size("num_tokens")
-num_inserted = Size("num_inserted", high=num_tokens.expr)
-num_heads = Size("num_heads", "constexpr", low=1, high=16384)
-num_positions = Size("num_positions")
-num_blocks = Size("num_blocks")
-block_size = Size("cache_block_size", "constexpr", low=1, high=1 << 20)
-block_stride = Size("block_stride", high=1 << 40)
-tail_block_stride = Size("tail_block_stride", high=1 << 40)
 
 q = Tensor("q", "tokens heads dim", (num_tokens, num_heads, HEAD), "bfloat16|float16")
 kv = Tensor("kv", "tokens dim", (num_tokens, HEAD), "like:q")
 k_cache = Tensor("k_cache", "blocks bytes", (num_blocks, Size("block_bytes")), "uint8", (block_stride, 1))
-slot_mapping = Tensor("slot_mapping", "tokens", (num_inserted,), "int64", (Size("slot_stride"),))
-position_ids = Tensor("position_ids", "tokens", (num_tokens,), "int64", (Size("position_stride"),))
-cos_sin_cache = Tensor("cos_sin_cache", "positions rotary", (num_positions, ROTARY), "float32")
-
 cache = packed_cache(k_cache, num_blocks, block_size, block_stride, tail_block_stride, "kv")
 
 
@@ -49,27 +52,18 @@ kernel = Kernel(
         Argument(q, mutated=True),
         Argument(kv),
         Argument(k_cache, layout="rows", least_rank=2, mutated=True),
-        Argument(slot_mapping, layout="strided"),
-        Argument(position_ids, layout="strided"),
-        Argument(cos_sin_cache),
+        *INDICES,
         Scalar("eps"),
         Scalar("cache_block_size", block_size),
     ),
     branches=(Branch("kv_row", arrange_kv, kv_row), Branch("q_head", arrange_q, q_head)),
     divides={"heads": (num_heads,)},
     derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
-    slots=("slot_mapping", "k_cache.shape[0] * cache_block_size"),
+    slots=SLOTS,
     quantities={"tokens": "num_tokens", "programs": "num_tokens * (num_heads + 1)"},
     requirements=(
-        Requirement(
-            "ShapeError",
-            "slot_mapping.shape[0] <= q.shape[0]",
-            "slot_mapping has {slot_mapping.shape[0]} slots, q has only {q.shape[0]} tokens",
-            ("slot_mapping", "q"),
-        ),
-        Requirement(
-            "ContractError", "cache_block_size >= 1", "cache_block_size is {cache_block_size}, at least 1 is needed"
-        ),
+        fewer_slots_than("q"),
+        BLOCK_SIZE,
         Requirement(
             "LayoutError",
             f"k_cache.stride(0) % 2 == 0 and k_cache.stride(0) >= cache_block_size * {ROW_BYTES}",
@@ -77,6 +71,7 @@ kernel = Kernel(
             f"{{cache_block_size * {ROW_BYTES}}} ({{cache_block_size}} rows of {ROW_BYTES}) is needed",
             ("k_cache",),
         ),
+        even_cache()[1],
     ),
 )
 

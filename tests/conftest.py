@@ -1,8 +1,7 @@
-"""What every test shares: the environment it starts in, and why a GPU test was skipped."""
+"""What every test shares: the environment it starts in, and the table that ends a run."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -19,12 +18,6 @@ def clean_environment() -> Iterator[None]:
         yield
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked `gpu` where there is none."""
-    if item.get_closest_marker("gpu") and not _has_gpu():
-        pytest.skip("needs a GPU: torch.cuda.is_available() is False")
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The rows that tests recorded with `record_property("row", ...)`, as a table."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
@@ -33,10 +26,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("compiled")
         for row in sorted(set(rows)):
             terminalreporter.write_line(str(row))
-
-
-@functools.cache
-def _has_gpu() -> bool:
-    import torch  # here: most tests of the engine need no torch
-
-    return torch.cuda.is_available()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -197,7 +198,7 @@ class Places:
     def fresh(self, name: str) -> str:
         """A name that nothing else has: `name`, or with a number."""
         candidate, n = name, 1
-        while candidate in self.reserved:
+        while candidate in self.reserved or keyword.iskeyword(candidate):
             candidate, n = f"{name}_{n}", n + 1
         self.reserved.add(candidate)
         return candidate

@@ -299,11 +299,13 @@ class Kernel:
         Raises:
             GenerationError: naming each parameter that is missing, unknown or no power of two.
         """
+        if not isinstance(config, Mapping):
+            raise GenerationError(f"{self.name}: config is of type {type(config).__name__}, a mapping is needed")
         wanted = {*self.tiles, "num_warps", "num_stages"}
         problems = [f"{k} is missing" for k in sorted(wanted - set(config))]
         problems += [f"{k} is unknown" for k in sorted(set(config) - wanted)]
         for key, value in config.items():
-            if not isinstance(value, int) or value < 1 or (key != "num_stages" and value & (value - 1)):
+            if type(value) is not int or value < 1 or (key != "num_stages" and value & (value - 1)):
                 kind = "whole number above 0" if key == "num_stages" else "power of two"
                 problems.append(f"{key} = {value!r} is no {kind}")
         if problems:

@@ -91,6 +91,13 @@ def word(lower: Callable[..., Any]) -> Any:
     return WORDS[name]
 
 
+def number_text(value: float | int) -> str:
+    """A Python number as text that needs no name."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        return f'-float("{-value}")' if value < 0 else f'float("{value}")'
+    return repr(value)
+
+
 # -- alignment
 def aligned(scope: Scope, values: Sequence[Value]) -> tuple[list[Value], tuple[Dim, ...]]:
     """The values with matching dimensions (size 1 where one is absent), and the dimensions of the result."""
@@ -217,6 +224,23 @@ def binary(scope: Scope, operator: str, left: Any, right: Any) -> Value:
     return Value(f"{a.bound(binds)} {sign} {b.bound(binds + 1)}", "float32" if sign == "/" else dtype, dims, binds)
 
 
+NEUTRAL = {  # of a reduction, for floats and for integers
+    "sum": (0.0, 0), "max": (-float("inf"), -(2**31)), "min": (float("inf"), 2**31 - 1)
+}  # fmt: skip
+
+
+def _without_padding(scope: Scope, name: str, value: Value, axes: Sequence[str]) -> Value:
+    """`value` with the reduction's neutral element in lanes that only round an axis up to a power of two."""
+    for axis in map(scope.axis, axes):
+        size = axis.size.value
+        if size is None or size == _power_of_two(size) or axis.name not in value.names:
+            continue
+        exists = binary(scope, "Lt", scope.lane(str(axis.name)), Value(str(size), "int32", literal=size))
+        neutral = NEUTRAL[name][0 if value.dtype in FLOAT else 1]
+        value = where.lower(scope, exists, value, Value(number_text(neutral), value.dtype, literal=neutral))
+    return value
+
+
 def _reduction(name: str, function: str) -> Any:
     def lower(scope: Scope, x: Any, *axes: str) -> Value:
         value = scope.read(x)
@@ -225,6 +249,7 @@ def _reduction(name: str, function: str) -> Any:
             scope.axis(axis)
         if not axes:
             raise scope.refuse(f"{name}() needs the axes to reduce over")
+        value = _without_padding(scope, name, value, axes)
         if name in ("max", "min") and value.dtype in FLOAT and scope.lowering["nan_max"] == "select":
             value = scope.keep(value, "values")
             lowest = '-float("inf")' if name == "max" else 'float("inf")'
@@ -345,6 +370,8 @@ def e4m3(scope: Scope, x: Any) -> Value:
     """
     value = scope.read(x)
     name = f"e4m3{_fnuz(scope)}_{scope.lowering['e4m3_encode']}"
+    if scope.lowering["e4m3_encode"] == "cast" and scope.lowering["nan_max"] == "select":
+        name += "_select"
     return Value(f"{scope.helper(name)}({value.code})", "uint8", value.dims)
 
 
@@ -384,6 +411,13 @@ HELPERS = {
 def e4m3_cast(x):
     """uint8 codes of e4m3fn, to nearest even, saturating at 448; a NaN becomes -448."""
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)  # of a NaN and a number, maximum is the number
+    return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+''',
+    "e4m3_cast_select": '''@triton.jit
+def e4m3_cast_select(x):
+    """uint8 codes of e4m3fn, to nearest even, saturating at 448; a NaN becomes -448."""
+    x = tl.where(x >= -448.0, x, -448.0)
+    x = tl.where(x <= 448.0, x, 448.0)
     return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 ''',
     "e4m3_int_rne": '''@triton.jit

@@ -89,8 +89,10 @@ class Operator:
     def first(self, *args: Any, **options: Any) -> tuple[Any, tuple[Any, ...] | None]:
         """A call through the module, and what a repeat of it needs, if it can be repeated."""
         self._recorded.launches = []
-        result = self(*args, **options)
-        launches, last = self._recorded.launches, _last
+        try:
+            result = self(*args, **options)
+        finally:  # launches hold the caller's tensors
+            launches, self._recorded.launches, last = self._recorded.launches, None, _last
         if not launches or options or last is None or getattr(last[1], "CHECK_SLOTS", False):
             return result, None
 
@@ -111,8 +113,11 @@ class Operator:
         global _last
         first = args[self._position] if len(args) > self._position else kwargs.get(self._first)
         device = getattr(first, "device", None)
-        interpreted = device is None or device.type == "cpu"
-        name = vendors.load(profile).name if profile else vendors.detect(device)
+        kind = getattr(device, "type", "cpu")  # what is no tensor is for the module to refuse
+        if kind == "meta":
+            raise errors.DeviceError(f"{self.name}: {self._first} is on meta, where nothing can run")
+        interpreted = kind == "cpu"
+        name = vendors.load(profile).name if profile else vendors.detect("cpu" if interpreted else device)
         if config is not None:
             config = self.kernel.checked_config(config)
         module: Any = self.module(name, interpreted, config)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import itertools
+import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,12 @@ from tilewright.language import HELPERS
 from tilewright.layout import wrapped
 from tilewright.rules import Rules
 from tilewright.vendors import VendorProfile
+
+# Names of a module's text, in functions that hold the operator's own names too.
+RESERVED = frozenset(
+    "config thresholds rule kernel programs count first_program device fits pid tl torch triton last_launch"
+    " num_warps num_stages problems tensors kinds error lines quantities wanted".split()
+)
 
 IMPLEMENTED = {
     "grid": ("direct", "chunked"),
@@ -86,6 +94,7 @@ class _Module:
         for tile in (*self.refits, *self.refits.values()):
             self.fixed.pop(tile, None)
         self.chunked = profile.lowering["grid"] == "chunked"
+        self._refuse_names()
         self._texts: dict[tuple[Any, ...], BranchText] = {}
         self.variants = list(self._variants())
         first = self.variants[0].texts
@@ -105,6 +114,27 @@ class _Module:
         self.constexprs = [n for n, s in self.sizes.items() if s.kind == "constexpr"]
         self.tiles = [t for t in kernel.tiles if t not in self.fixed]
         self.host = self._host_sizes()
+
+    def _refuse_names(self) -> None:
+        """Names of the operator's own that the module's text has for something else."""
+        kernel = self.kernel
+        own = [a.name for a in (*kernel.arguments, *kernel.outputs)]
+        own += [*kernel.tiles, *(branch.name for branch in kernel.branches)]
+        scalars = {a.size.name: a.name for a in kernel.arguments if isinstance(a, Scalar) and a.size}
+        sizes = {
+            atom.name
+            for argument in kernel.tensors
+            for e in (*argument.tensor.shape, *argument.tensor.source.strides)
+            for atom in e.atoms()
+            if isinstance(atom, Size)
+        }
+        own += [size for size in (*sizes, *kernel.derived) if size not in scalars]
+        taken = {n for n in own if n in RESERVED or keyword.iskeyword(n) or hasattr(builtins, n)}
+        taken |= {n for n in own if n == kernel.name or n.startswith(f"{kernel.name}_kernel")}
+        names = [a.name for a in kernel.arguments]
+        taken |= {n for n in own if n in names and own.count(n) > 1}
+        if taken:
+            raise GenerationError(f"{kernel.name}: the module needs these names for itself: {', '.join(sorted(taken))}")
 
     def _variants(self) -> Iterator[Variant]:
         kernel = self.kernel
@@ -434,7 +464,7 @@ class _Module:
             '    problems += [f"{name} is unknown" for name in sorted(set(config) - wanted)]',
             "    for name in sorted(wanted & set(config)):",
             '        value, kind = config[name], "whole number above 0" if name == "num_stages" else "power of two"',
-            '        if not isinstance(value, int) or value < 1 or kind == "power of two" and value & (value - 1):',
+            '        if type(value) is not int or value < 1 or kind == "power of two" and value & (value - 1):',
             '            problems.append(f"{name} = {value!r} is no {kind}")',
             "    problems += [",
             '        f"{name} = {config[name]}, this module has {value}"',
@@ -612,7 +642,9 @@ class _Module:
         ]
         for name, view in self.views.items():
             like = view.dtype.removeprefix("like:")
-            lines.append(f"    {name} = {view.memory}.view({like}.dtype){self._where_used(name)}")
+            # Only its address counts, so two bytes are enough; a shape of an odd number of bytes has no such view.
+            start = f"{view.memory}.as_strided((2,), (1,)) if {view.memory}.numel() else {view.memory}.new_empty(2)"
+            lines.append(f"    {name} = ({start}).view({like}.dtype){self._where_used(name)}")
         if len(variants) > 1:
             test = " and ".join(
                 f"{s.name} % {self.fixed.get(t, t)} == 0"
@@ -649,7 +681,8 @@ class _Module:
 def _type_test(argument: Scalar | Flag) -> str:
     if isinstance(argument, Flag):
         return f"isinstance({argument.name}, bool)"
-    return f"isinstance({argument.name}, {'int' if argument.is_integer else '(int, float)'})"
+    kinds = "int" if argument.is_integer else "(int, float)"
+    return f"(isinstance({argument.name}, {kinds}) and not isinstance({argument.name}, bool))"
 
 
 def _names(text: str, known: Sequence[str]) -> list[str]:

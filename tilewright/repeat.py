@@ -22,7 +22,7 @@ KINDS = 4096  # of calls remembered; then all are forgotten, as a serving proces
 class Recorded(threading.local):
     """The launches of this thread's current call: (compiled kernel, grid, values of all parameters)."""
 
-    launches: list[tuple[Any, ...]] = []  # noqa: RUF012  (each call begins a list of its own)
+    launches: list[tuple[Any, ...]] | None = None  # None: nobody asked
 
 
 class Recorder:
@@ -36,7 +36,8 @@ class Recorder:
         def launch(*args: Any, **kwargs: Any) -> None:
             compiled = self.kernel[grid](*args, **kwargs)
             values = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
-            self.recorded.launches.append((compiled, grid, tuple(values[name] for name in self.kernel.arg_names)))
+            if self.recorded.launches is not None:
+                self.recorded.launches.append((compiled, grid, tuple(values[n] for n in self.kernel.arg_names)))
 
         return launch
 

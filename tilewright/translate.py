@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.access import Access, Places
 from tilewright.errors import ApplicationError
 from tilewright.expr import Expr, Size
-from tilewright.language import HELPERS, Joined, Value, Word, binary, opened, reshaped
+from tilewright.language import HELPERS, Joined, Value, Word, binary, number_text, opened, reshaped
 from tilewright.tensor import Axis, Tensor
 
 
@@ -412,9 +412,9 @@ class Translator:
     def _load_text(self, access: Access) -> str:
         either = access.either
         if either is None:
-            mask = f", mask={access.mask}, other={access.fill}" if access.mask else ""
+            mask = f", mask={access.mask}, other={number_text(access.fill)}" if access.mask else ""
             return f"tl.load({access.pointers}{mask})"
-        mask = f", mask={either.mask}, other={access.fill}" if either.mask else ""
+        mask = f", mask={either.mask}, other={number_text(access.fill)}" if either.mask else ""
         index = ", ".join(":" if dim in either.dims else "None" for dim in access.dims)
         at = f"[{index}]" if either.dims and len(either.dims) < len(access.dims) else ""
         values = []
@@ -422,7 +422,7 @@ class Translator:
             values.append(self.places.fresh(name))
             self.places.head.append(f"{values[-1]} = tl.load({pointers}{mask})")
         text = f"tl.where({either.test}, {values[1]}{at}, {values[0]}{at})"
-        return f"tl.where({either.exists}, {text}, {access.fill})" if either.exists else text
+        return f"tl.where({either.exists}, {text}, {number_text(access.fill)})" if either.exists else text
 
     def _store_tile(self, parameter: str, value: Any) -> None:
         tensor = self.places.tensors[parameter]
@@ -461,7 +461,7 @@ class Translator:
 def literal(value: Any) -> Value:
     """A Python number as a value."""
     kind = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int32"
-    return Value(repr(value), kind, literal=value, binds=9 if isinstance(value, bool) or value >= 0 else 8)
+    return Value(number_text(value), kind, literal=value, binds=8 if not isinstance(value, bool) and value < 0 else 9)
 
 
 def _takes(function: Callable[..., Any], *arguments: Any) -> bool:

@@ -92,6 +92,10 @@ ONE: dict[str, tuple[str, Change, type[ContractError], str]] = {
         "k_cache", cache(16 * 584 + 1), LayoutError,
         "k_cache has a block stride of 9345 bytes, an even one of at least 9344 (16 rows of 584) is needed",
     ),
+    "k_cache at an odd address": (
+        "k_cache", lambda a: torch.empty(2 * 16 * 584 + 1, dtype=torch.uint8)[1:].view(2, -1), LayoutError,
+        "k_cache begins 1 bytes into its storage, an even number is needed",
+    ),
     "slot_mapping no tensor": (
         "slot_mapping", lambda a: range(5), DtypeError,
         "slot_mapping is of type range, a tensor is needed",

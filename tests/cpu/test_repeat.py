@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import deepseek_v4
 import pytest
 import torch
 from qk_norm_rope import Case, make
@@ -13,6 +16,7 @@ from tilewright import repeat
 from tilewright.launch import OPERATORS
 
 NAME = "fused_qk_norm_rope"
+DEEPSEEK = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 TENSORS = (0, 6, 7, 8, 10)  # qkv, q_weight, k_weight, cos_sin_cache, position_ids
 
 
@@ -180,3 +184,23 @@ def test_a_recorder_launches_and_remembers() -> None:
     recorder[(3,)]("q", 4, flag=True, num_warps=1)
     assert recorder.__name__ == "kernel"
     assert recorded.launches == [(("compiled", (3,), ("q", 4), {"flag": True, "num_warps": 1}), (3,), ("q", 4, True))]
+
+
+def test_a_call_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = OPERATORS[DEEPSEEK]
+    module = operator.module("generic", True)
+    kernel = getattr(module, f"{DEEPSEEK}_kernel")
+
+    class Stand:
+        __name__, arg_names = kernel.__name__, kernel.arg_names
+
+        def __getitem__(self, grid: Any) -> Any:
+            return kernel[grid]
+
+    monkeypatch.setattr(module, f"{DEEPSEEK}_kernel", repeat.Recorder(Stand(), operator._recorded))
+    given = list(deepseek_v4.make(deepseek_v4.Case(4, 2)).arguments())
+    held = weakref.ref(given[0])
+    operator.first(*given)
+    del given
+    gc.collect()
+    assert held() is None  # q of the first call of a kind, gigabytes of it in a profiling run
