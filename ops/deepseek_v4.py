@@ -75,3 +75,22 @@ def rows_of_a_block() -> Requirement:
         "k_cache has rows={k_cache.shape[1]}, cache_block_size is {cache_block_size}",
         ("k_cache",),
     )
+
+
+def rows_apart() -> tuple[Requirement, Requirement]:
+    """Rows and blocks of k_cache [blocks, rows, ...] do not overlap."""
+    block = "(k_cache.shape[1] - 1) * k_cache.stride(1) + k_cache.shape[2]"
+    return (
+        Requirement(
+            "LayoutError",
+            "k_cache.shape[1] <= 1 or k_cache.stride(1) >= k_cache.shape[2]",
+            "k_cache has rows of {k_cache.shape[2]} elements {k_cache.stride(1)} apart: they overlap",
+            ("k_cache",),
+        ),
+        Requirement(
+            "LayoutError",
+            f"k_cache.shape[0] <= 1 or k_cache.stride(0) >= {block}",
+            f"k_cache has blocks of {{{block}}} elements {{k_cache.stride(0)}} apart: they overlap",
+            ("k_cache",),
+        ),
+    )

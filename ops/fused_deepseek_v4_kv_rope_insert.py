@@ -33,6 +33,7 @@ from tilewright.ops.deepseek_v4 import (
     num_tokens,
     position_ids,
     row_stride,
+    rows_apart,
     rows_of_a_block,
     slot_mapping,
     tail_block_stride,
@@ -95,6 +96,7 @@ kernel = Kernel(
         fewer_slots_than("kv"),
         BLOCK_SIZE,
         rows_of_a_block(),
+        *rows_apart(),
         Requirement(
             "DtypeError",
             "k_cache.dtype not in (torch.bfloat16, torch.float16) or k_cache.dtype == kv.dtype",

@@ -21,6 +21,7 @@ from tilewright.ops.deepseek_v4 import (
     num_tokens,
     position_ids,
     row_cache,
+    rows_apart,
     rows_of_a_block,
     slot_mapping,
 )
@@ -58,7 +59,7 @@ kernel = Kernel(
     divides={"heads": (num_heads,)},
     slots=SLOTS,
     quantities={"tokens": "num_tokens", "programs": "num_tokens * (num_heads + 1)"},
-    requirements=(fewer_slots_than("q"), BLOCK_SIZE, rows_of_a_block()),
+    requirements=(fewer_slots_than("q"), BLOCK_SIZE, rows_of_a_block(), *rows_apart()),
 )
 
 

@@ -100,7 +100,9 @@ class Operator:
             global _last
             _last = last
 
-        return result, repeat.prepared(self.call, launches, list(args), done)
+        names = [a.name for a in self.kernel.arguments]
+        tensors = {a.name: args[names.index(a.name)] for a in self.kernel.tensors}
+        return result, repeat.prepared(self.call, launches, tensors, done)
 
     def __call__(
         self,

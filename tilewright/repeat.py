@@ -37,7 +37,7 @@ class Recorder:
             compiled = self.kernel[grid](*args, **kwargs)
             values = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
             if self.recorded.launches is not None:
-                self.recorded.launches.append((compiled, grid, tuple(values[n] for n in self.kernel.arg_names)))
+                self.recorded.launches.append((compiled, grid, {name: values[name] for name in self.kernel.arg_names}))
 
         return launch
 
@@ -91,25 +91,31 @@ def call({', '.join(parameters)}, *, config=None, thresholds=None, profile=None)
 
 
 def prepared(
-    call: Callable[..., Any], launches: list[tuple[Any, ...]], arguments: list[Any], done: Callable[[], None]
+    call: Callable[..., Any], launches: list[tuple[Any, ...]], arguments: dict[str, Any], done: Callable[[], None]
 ) -> tuple[Any, ...] | None:
-    """What a repeat of the recorded call needs, or None where it cannot be repeated: no launch, or several."""
+    """What a repeat of the recorded call needs, or None where it cannot be repeated: no launch, or several.
+
+    `arguments` are the tensors by their names, in the order in which `call` takes their addresses.
+    """
     import torch
     from triton import knobs
 
     if len(launches) != 1:
         return None
     compiled, grid, values = launches[0]
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-    device = tensors[0].device
+    device = next(iter(arguments.values())).device
     if device.type != "cuda" or len(grid) != 1:
         return None
-    addresses = [t.data_ptr() for t in tensors]
-    count = sum(isinstance(v, torch.Tensor) for v in values)
-    pointers, rest = values[:count], values[count:]
-    if any(isinstance(v, torch.Tensor) for v in rest) or any(p.data_ptr() not in addresses for p in pointers):
+    order = []
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            at = _argument(name, value, arguments)
+            if at is None:
+                return None
+            order.append(at)
+    rest = tuple(values.values())[len(order) :]
+    if any(isinstance(value, torch.Tensor) for value in rest):
         return None
-    order = [_argument(p, tensors) for p in pointers]
     pick = itemgetter(*order) if len(order) > 1 else (lambda found: (found[order[0]],))
     call.__globals__["device"] = torch._C._cuda_getDevice
     call.__globals__["stream"] = torch._C._cuda_getCurrentRawStream
@@ -120,10 +126,13 @@ def prepared(
     )  # fmt: skip
 
 
-def _argument(pointer: Any, tensors: list[Any]) -> int:
-    """Which argument a kernel's pointer is: that object, else the first at its address, which it is a view of."""
-    same = [i for i, t in enumerate(tensors) if t is pointer]
-    return same[0] if same else [t.data_ptr() for t in tensors].index(pointer.data_ptr())
+def _argument(name: str, pointer: Any, arguments: dict[str, Any]) -> int | None:
+    """Which argument a kernel's pointer is: the one of its name, else the only one at its address, for a view."""
+    names = list(arguments)
+    if name in names:
+        return names.index(name)
+    same = [i for i, tensor in enumerate(arguments.values()) if tensor.data_ptr() == pointer.data_ptr()]
+    return same[0] if len(same) == 1 else None
 
 
 def _parameters(public: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -401,10 +401,10 @@ def test_checked_slots(operator: str, cache: str) -> None:
     call()
     inputs.reset()
     before = inputs.written(None)
-    inputs.made.slot_mapping[3], inputs.made.slot_mapping[5] = 999, capacity
+    inputs.made.slot_mapping[3], inputs.made.slot_mapping[5] = capacity, 999
     with pytest.raises(ContractError) as error:
         call()
-    assert str(error.value) == f"{operator}: slot_mapping[3] is 999, the cache has {capacity} slots"
+    assert str(error.value) == f"{operator}: slot_mapping[3] is {capacity}, the cache has {capacity} slots"
     assert inputs.written(None) == before
 
 
@@ -686,6 +686,14 @@ BAD: list[tuple[str, str, Arguments, str]] = [
     (FULL_FP8, "e4m3", {"q_fp8": torch.zeros((5, 3, 512), dtype=torch.uint8)},
      "q_fp8 is uint8, float8_e4m3fn is needed"),
     (FULL_FP8, "e4m3", {"q_fp8": torch.zeros((5, 4, 512)).to(torch.float8_e4m3fn)}, "q_fp8 has heads=4, q has 3"),
+    *(
+        (operator, "rows", {"k_cache": torch.zeros(20000, dtype=BF16).as_strided((2, 16, 512), strides)}, message)
+        for operator in (KV, FULL_BF16)
+        for strides, message in (
+            ((8192, 256, 1), "k_cache has rows of 512 elements 256 apart: they overlap"),
+            ((0, 512, 1), "k_cache has blocks of 8192 elements 0 apart: they overlap"),
+        )
+    ),
     (FULL_FP8, "e4m3", {"fp8_scale": torch.ones(())}, "fp8_scale has rank 0, 1 is needed: [one]"),
     (GATHER, "packed", {"out": torch.zeros((4, 512), dtype=BF16)}, "slot_mapping has tokens=5, out has 4"),
     (GATHER, "packed", {"out": torch.zeros((5, 512))}, "out is float32, bfloat16 or float16 is needed"),

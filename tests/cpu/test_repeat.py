@@ -151,23 +151,24 @@ def test_kinds_are_forgotten_when_there_are_too_many(device: Device, monkeypatch
     assert len(kinds) == 1
 
 
-def prepared(launches: list[Any], tensors: list[Any]) -> Any:
+def prepared(launches: list[Any], tensors: dict[str, Any]) -> Any:
     return repeat.prepared(Device().call, launches, tensors, lambda: None)
 
 
 def test_calls_with_no_launch_or_several_are_not_repeated() -> None:
-    launch = (SimpleNamespace(), (1,), ())
-    given = [torch.empty(1)]
+    launch = (SimpleNamespace(), (1,), {})
+    given = {"q": torch.empty(1)}
     assert prepared([], given) is None
     assert prepared([launch, launch], given) is None
     assert prepared([launch], given) is None  # not on a GPU
 
 
-def test_a_pointer_is_that_argument_else_the_one_it_is_a_view_of() -> None:
+def test_a_pointer_is_the_argument_of_its_name_else_the_only_one_at_its_address() -> None:
     a, b = torch.empty(4), torch.empty(4)
-    tensors = [a, b, b[:0], a.view(2, 2)]
-    assert [repeat._argument(t, tensors) for t in tensors] == [0, 1, 2, 3]
-    assert repeat._argument(b.view(torch.uint8), tensors) == 1
+    given = {"q": a, "k": a, "cache": b}
+    assert [repeat._argument(name, tensor, given) for name, tensor in given.items()] == [0, 1, 2]
+    assert repeat._argument("tail", b.view(torch.uint8), given) == 2
+    assert repeat._argument("view", a.view(torch.uint8), given) is None  # of which of the two?
 
 
 def test_a_recorder_launches_and_remembers() -> None:
@@ -183,7 +184,8 @@ def test_a_recorder_launches_and_remembers() -> None:
     recorder = repeat.Recorder(Kernel(), recorded)
     recorder[(3,)]("q", 4, flag=True, num_warps=1)
     assert recorder.__name__ == "kernel"
-    assert recorded.launches == [(("compiled", (3,), ("q", 4), {"flag": True, "num_warps": 1}), (3,), ("q", 4, True))]
+    compiled = ("compiled", (3,), ("q", 4), {"flag": True, "num_warps": 1})
+    assert recorded.launches == [(compiled, (3,), {"q": "q", "size": 4, "flag": True})]
 
 
 def test_a_call_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
