@@ -1,6 +1,6 @@
 """Times the generation of an operator's modules for four devices, in fresh processes.
 
-    python benchmarks/generation.py                   # operator A
+    python benchmarks/generation.py                   # the DeepSeek operator
     python benchmarks/generation.py --op NAME --runs 9 --json out.json
 
 A run is `python -m tilewright build` from start to end: starting Python, importing, generating, writing. "generated" is

@@ -592,8 +592,8 @@ def test_siblings_that_differ_in_placement_have_no_text_of_their_own() -> None:
 
 
 def test_the_documented_table_is_this_one() -> None:
-    """docs/siblings.md names the texts of every operator, and why each new one is there."""
-    text = (Path(__file__).parents[2] / "docs" / "siblings.md").read_text()
+    """docs/design-notes.md names the texts of every operator, and why each new one is there."""
+    text = (Path(__file__).parents[2] / "docs" / "design-notes.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     documented = {}
     for row in rows:

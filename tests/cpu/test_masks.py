@@ -1,4 +1,4 @@
-"""Masks of operator A, counted exactly: what the prover could not drop, in the facts and in the generated text."""
+"""Masks of the DeepSeek operator, counted exactly: what the prover could not drop, in facts and in generated text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One text for every tiling: what the three rooms may say, and twenty tilings of operator A."""
+"""One text for every tiling: what the three rooms may say, and twenty tilings of the DeepSeek operator."""
 
 from __future__ import annotations
 

@@ -360,3 +360,43 @@ def test_every_program_is_launched_once(profile: str, tokens: int, heads: int) -
         where = made[0].kernel.arg_names.index("first_program")
         assert [launch.arguments[where] for launch in made] == list(range(0, programs, limit))
     assert programs < 2**31
+
+
+# The siblings: q of the same size, and what they make of it
+
+PADDED = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded"
+SIBLINGS = {
+    PADDED: "store out",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_bf16_insert": "store x",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_fp8_insert": "store out",
+}
+
+
+def sibling_configs(name: str, profile: str) -> list[dict[str, int]]:
+    rules = OPERATORS[name].kernel.rules(profile).rules
+    return [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(rule.config.items())) for rule in rules)]
+
+
+@pytest.mark.parametrize("profile", SHIPPED)
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_siblings_past_2_31_elements(name: str, profile: str) -> None:
+    source, (tokens, heads) = OPERATORS[name].source(profile), LARGE[-1]
+    for config in sibling_configs(name, profile):
+        for pid in last_programs(config, tokens, heads):
+            sizes = {"num_tokens": tokens, "num_heads": heads, "q_head_padded": heads, "position_stride": 1, **config}
+            found = places(source, "q_head", {"position_ids": lambda o: o % 1000}, pid=pid, eps=1e-6, **sizes)
+            expected = q_expected(config, tokens, heads, pid)
+            assert np.array_equal(found["load x"], expected)
+            assert np.array_equal(found[SIBLINGS[name]], expected)
+        assert expected[-1] == tokens * heads * 512 - 1
+
+
+@pytest.mark.parametrize("profile", SHIPPED)
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_siblings_in_32_bits_would_be_wrong(name: str, profile: str) -> None:
+    source, (tokens, heads) = OPERATORS[name].source(profile).replace(".to(tl.int64)", ""), LARGE[-1]
+    config = sibling_configs(name, profile)[0]
+    pid = last_programs(config, tokens, heads)[-1]
+    sizes = {"num_tokens": tokens, "num_heads": heads, "q_head_padded": heads, "position_stride": 1, **config}
+    found = places(source, "q_head", {"position_ids": lambda o: o % 1000}, pid=pid, eps=1e-6, **sizes)
+    assert not np.array_equal(found["load x"], q_expected(config, tokens, heads, pid))
