@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.expr import render, top
+from tilewright.expr import Atom, Expr, Size, render, top
 from tilewright.kernel import Kernel
 from tilewright.tensor import Tensor
 from tilewright.vendors import VendorProfile
@@ -27,7 +27,7 @@ def explain(kernel: Kernel, profile: VendorProfile, config: Mapping[str, int]) -
         tensors = {name: t for name, t in arranged.items() if isinstance(t, Tensor)}
         lines += ["", f"{branch.name}: {branch.application.__module__.removeprefix('tilewright.')}"]
         grid = next(iter(tensors.values())).axes
-        lines.append("  grid      " + " x ".join(f"{a.name} {render(a.size)}" for a in grid))
+        lines.append("  grid      " + " x ".join(f"{a.name} {size_text(a.size)}" for a in grid))
         lanes = (profile.warp_size or 1) * config["num_warps"]
         for name, tensor in tensors.items():
             lines.append(f"  {name:<8}  {_tile(tensor, lanes)}")
@@ -38,10 +38,19 @@ def explain(kernel: Kernel, profile: VendorProfile, config: Mapping[str, int]) -
 
 def _tile(tensor: Tensor, lanes: int) -> str:
     axes = tensor.levels[1]
-    shape = ", ".join(f"{a.name} {render(a.size)}" for a in axes)
+    shape = ", ".join(f"{a.name} {size_text(a.size)}" for a in axes)
     count = 1
     for axis in axes:
         count *= axis.size.value or top(axis.size) or 1
     size = count * ITEM.get(tensor.source.dtype, 2)
     per_lane = f", {count / lanes:g} a lane" if lanes > 1 else ""
     return f"{tensor.name} [{shape}]: {count} elements, {size} bytes{per_lane}"
+
+
+def size_text(size: Expr) -> str:
+    """A size, with the tiles that the configuration binds as numbers."""
+
+    def name(atom: Atom) -> str:
+        return str(atom.low) if isinstance(atom, Size) and atom.low == atom.high else atom.label
+
+    return render(size, name)

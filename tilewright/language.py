@@ -2,7 +2,8 @@
 
 An application is read, never run: `from tilewright.language import sum` gives a `Word`, and the translator asks it for
 text. Values carry named axes; an operation aligns its operands by those names, so an application never reshapes or
-broadcasts, and a tile of one token needs no other text than a tile of eight.
+broadcasts, and a tile of one token needs no other text than a tile of eight. `//` and `%` of tiles round toward zero,
+as the device's do.
 """
 
 from __future__ import annotations

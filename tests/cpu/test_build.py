@@ -325,5 +325,6 @@ def test_explain_names_the_programs_and_masks() -> None:
         "  mask      load cos: pair >= 224",
         "  mask      store codes: lane < 448 and slot >= 0",
         "  mask      load x: none",
+        "  grid      tokens num_tokens x heads num_heads // 4",
     ):
         assert f"{line}\n" in printed
