@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from deepseek_v4 import Case, Inputs, make
+from refusals import described, refused
 
-from tilewright import interpret, ops
+from tilewright import ops
 from tilewright.errors import ContractError, DeviceError, DtypeError, LayoutError, ShapeError
 from tilewright.launch import OPERATORS
 
@@ -253,38 +254,14 @@ def arguments_of(inputs: Inputs) -> Arguments:
     return dict(zip(PARAMETERS, inputs.arguments(), strict=True))
 
 
-def described(arguments: Arguments) -> list[str]:
-    """The lines about the tensors that end a message."""
-    lines = []
-    for name, axes in AXES.items():
-        tensor = arguments[name]
-        if isinstance(tensor, torch.Tensor):
-            sizes = [str(size) for size in tensor.shape]
-            if len(sizes) == len(axes):
-                sizes = [f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True)]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            lines.append(f"  {name:<13}  [{', '.join(sizes)}]  {dtype}  {tensor.device}")
-    return lines
-
-
-def refused(inputs: Inputs, arguments: Arguments, **options: Any) -> ContractError:
-    """The error of a call that must start no program and change nothing."""
-    before = inputs.written(), inputs.read_only()
-    with interpret.counting() as counts, pytest.raises(ContractError) as caught:
-        getattr(ops, NAME)(*arguments.values(), **options)
-    assert counts.programs == 0
-    assert (inputs.written(), inputs.read_only()) == before
-    return caught.value
-
-
 @pytest.mark.parametrize("problem", ONE, ids=lambda problem: problem.replace(" ", "_"))
 def test_text_of(problem: str) -> None:
     name, change, kind, line = ONE[problem]
     inputs = make(Case(5, 3, 16))
     arguments = arguments_of(inputs)
     arguments[name] = change(arguments)
-    error = refused(inputs, arguments)
-    assert str(error) == "\n".join([f"{NAME}: {line}", *described(arguments)])
+    error = refused(NAME, inputs, arguments)
+    assert str(error) == "\n".join([f"{NAME}: {line}", *described(arguments, AXES)])
     assert type(error) is kind
 
 
@@ -294,8 +271,8 @@ def test_text_of_several(problems: str) -> None:
     inputs = make(Case(5, 3, 16))
     given = arguments_of(inputs)
     arguments = {name: changes.get(name, lambda a, name=name: a[name])(given) for name in PARAMETERS}
-    error = refused(inputs, arguments)
-    assert str(error) == "\n".join([f"{NAME}: {lines[0]}", *lines[1:], *described(arguments)])
+    error = refused(NAME, inputs, arguments)
+    assert str(error) == "\n".join([f"{NAME}: {lines[0]}", *lines[1:], *described(arguments, AXES)])
     assert type(error) is kind
 
 
@@ -304,7 +281,7 @@ def test_text_as_a_user_sees_it() -> None:
     inputs = make(Case(5, 3, 16, dtype=torch.float16))
     arguments = arguments_of(inputs)
     arguments["kv"] = arguments["kv"][:4].bfloat16()
-    assert str(refused(inputs, arguments)) == (
+    assert str(refused(NAME, inputs, arguments)) == (
         "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert: kv has tokens=4, q has 5\n"
         "kv is bfloat16, q is float16: they must agree\n"
         "  q              [tokens=5, heads=3, dim=512]  float16  cpu\n"
@@ -335,16 +312,16 @@ def test_every_profile_checks_alike(profile: str) -> None:
     inputs = make(Case(5, 3, 16))
     arguments = arguments_of(inputs)
     arguments["slot_mapping"] = torch.arange(6)
-    error = refused(inputs, arguments, profile=profile)
+    error = refused(NAME, inputs, arguments, profile=profile)
     line = f"{NAME}: slot_mapping has 6 slots, q has only 5 tokens"
-    assert str(error) == "\n".join([line, *described(arguments)])
+    assert str(error) == "\n".join([line, *described(arguments, AXES)])
 
 
 def test_zero_tokens_are_checked_too() -> None:
     inputs = make(Case(0, 3, 16))
     arguments = arguments_of(inputs)
     arguments["cos_sin_cache"] = arguments["cos_sin_cache"].half()
-    assert str(refused(inputs, arguments)).startswith(f"{NAME}: cos_sin_cache is float16, float32 is needed\n")
+    assert str(refused(NAME, inputs, arguments)).startswith(f"{NAME}: cos_sin_cache is float16, float32 is needed\n")
 
 
 def test_a_missing_argument_is_python_s_own_error() -> None:

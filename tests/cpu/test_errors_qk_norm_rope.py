@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from qk_norm_rope import Case, Inputs, make
+from refusals import described, refused
 
-from tilewright import interpret, ops
+from tilewright import ops
 from tilewright.errors import ContractError, DeviceError, DtypeError, LayoutError, ShapeError
 from tilewright.launch import OPERATORS
 
@@ -278,38 +279,14 @@ def arguments_of(inputs: Inputs) -> Arguments:
     return dict(zip(PARAMETERS, (*inputs.arguments(), -1), strict=True))
 
 
-def described(arguments: Arguments) -> list[str]:
-    """The lines about the tensors that end a message."""
-    lines = []
-    for name, axes in AXES.items():
-        tensor = arguments[name]
-        if isinstance(tensor, torch.Tensor):
-            sizes = [str(size) for size in tensor.shape]
-            if len(sizes) == len(axes):
-                sizes = [f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True)]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            lines.append(f"  {name:<13}  [{', '.join(sizes)}]  {dtype}  {tensor.device}")
-    return lines
-
-
-def refused(inputs: Inputs, arguments: Arguments, **options: Any) -> ContractError:
-    """The error of a call that must start no program and change nothing."""
-    before = inputs.written(), inputs.read_only()
-    with interpret.counting() as counts, pytest.raises(ContractError) as caught:
-        getattr(ops, NAME)(*arguments.values(), **options)
-    assert counts.programs == 0
-    assert (inputs.written(), inputs.read_only()) == before
-    return caught.value
-
-
 @pytest.mark.parametrize("problem", ONE, ids=lambda problem: problem.replace(" ", "_"))
 def test_text_of(problem: str) -> None:
     name, change, kind, line = ONE[problem]
     inputs = make(CASE)
     arguments = arguments_of(inputs)
     arguments[name] = change(arguments)
-    error = refused(inputs, arguments)
-    assert str(error) == "\n".join([f"{NAME}: {line}", *described(arguments)])
+    error = refused(NAME, inputs, arguments)
+    assert str(error) == "\n".join([f"{NAME}: {line}", *described(arguments, AXES)])
     assert type(error) is kind
 
 
@@ -319,8 +296,8 @@ def test_text_of_several(problems: str) -> None:
     inputs = make(CASE)
     given = arguments_of(inputs)
     arguments = {name: changes.get(name, lambda a, name=name: a[name])(given) for name in PARAMETERS}
-    error = refused(inputs, arguments)
-    assert str(error) == "\n".join([f"{NAME}: {lines[0]}", *lines[1:], *described(arguments)])
+    error = refused(NAME, inputs, arguments)
+    assert str(error) == "\n".join([f"{NAME}: {lines[0]}", *lines[1:], *described(arguments, AXES)])
     assert type(error) is kind
 
 
@@ -329,7 +306,7 @@ def test_text_as_a_user_sees_it() -> None:
     inputs = make(Case(17, (16, 8, 8), max_position=64))
     arguments = arguments_of(inputs)
     arguments["qkv"] = arguments["qkv"][:, :4000].contiguous()
-    error = refused(inputs, arguments)
+    error = refused(NAME, inputs, arguments)
     assert type(error) is ShapeError
     assert str(error) == (
         "fused_qk_norm_rope: qkv has 4000 columns, 16 + 8 + 8 heads of 128 need 4096\n"
@@ -360,7 +337,8 @@ def test_every_profile_checks_alike(profile: str) -> None:
     inputs = make(CASE)
     arguments = arguments_of(inputs)
     arguments["head_dim"] = 130
-    assert "head_dim is 130, a multiple of 16 up to 512 is needed" in str(refused(inputs, arguments, profile=profile))
+    message = str(refused(NAME, inputs, arguments, profile=profile))
+    assert "head_dim is 130, a multiple of 16 up to 512 is needed" in message
 
 
 @pytest.mark.parametrize("case", [Case(0), Case(5, (0, 0, 3))], ids=str)
@@ -368,7 +346,8 @@ def test_a_call_with_nothing_to_do_is_checked_too(case: Case) -> None:
     inputs = make(case)
     arguments = arguments_of(inputs)
     arguments["position_ids"] = arguments["position_ids"].short()
-    assert str(refused(inputs, arguments)).startswith(f"{NAME}: position_ids is int16, int64 or int32 is needed\n")
+    message = str(refused(NAME, inputs, arguments))
+    assert message.startswith(f"{NAME}: position_ids is int16, int64 or int32 is needed\n")
 
 
 def test_one_row_may_have_any_stride() -> None:
