@@ -16,13 +16,10 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -31,8 +28,7 @@ from deepseek_v4 import Case, Inputs, make, run  # noqa: E402
 from protocol import (  # noqa: E402
     Config,
     Row,
-    between_copies,
-    described,
+    drive,
     host_us,
     in_processes,
     parser_for,
@@ -41,7 +37,6 @@ from protocol import (  # noqa: E402
     timing,
     tried,
     words,
-    write,
 )
 
 import tilewright  # noqa: E402
@@ -208,37 +203,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
     tiles = ("tokens", "heads", "kv_tokens")
     parser = parser_for("times the DeepSeek-V4 operator on a GPU", sizes, parse_size, tiles)
     options = parser.parse_args(None if arguments is None else list(arguments))
-    if not torch.cuda.is_available():
-        print("needs a GPU: torch.cuda.is_available() is False")
-        return 1
-
-    begin, report = time.perf_counter(), described()
-    rows: list[Row] = []
-
-    def swept() -> None:
-        prepared = prepare_all(options.sizes, begin + 0.6 * options.budget, options.jobs)
-        print(f"{len(prepared)} kernels after {time.perf_counter() - begin:.0f} s", flush=True)
-        for done, size in enumerate(options.sizes):
-            now = time.perf_counter()
-            share = (begin + options.budget - now) / (len(options.sizes) - done)
-            rows.extend(sweep(size, now + share, prepared))
-
-    def measured() -> None:
-        call_options = {"profile": options.profile, "config": options.config}
-        rows.extend(measure(size, **call_options) for size in options.sizes)
-
-    report["sweep" if options.sweep else "results"] = rows
-    copy = between_copies(report, swept if options.sweep else measured)
-    if options.sweep:
-        failed = any("error" in row for row in rows)
-    else:
-        for row in rows:
-            judge(row, copy)
-        print_table(rows)
-        failed = not all(row.get("met", True) for row in rows)
-    print(f"{time.perf_counter() - begin:.0f} s")
-    write(report, options.json)
-    return int(failed)
+    return drive(
+        options,
+        options.sizes,
+        prepare=lambda deadline: prepare_all(options.sizes, deadline, options.jobs),
+        sweep=sweep,
+        measure=lambda size: measure(size, profile=options.profile, config=options.config),
+        judge=judge,
+        print_table=print_table,
+    )
 
 
 if __name__ == "__main__":

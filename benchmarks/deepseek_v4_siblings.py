@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,8 +33,7 @@ from deepseek_v4_siblings import FULL_BF16, FULL_FP8, GATHER, KV, PADDED, Case  
 from protocol import (  # noqa: E402
     Config,
     Row,
-    between_copies,
-    described,
+    drive,
     host_us,
     in_processes,
     parser_for,
@@ -44,7 +42,6 @@ from protocol import (  # noqa: E402
     timing,
     tried,
     words,
-    write,
 )
 
 import tilewright  # noqa: E402
@@ -268,36 +265,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
     tiles = ("tokens", "heads", "kv_tokens")
     parser = parser_for("times the DeepSeek-V4 siblings on a GPU", problems(), parse_problem, tiles)
     options = parser.parse_args(None if arguments is None else list(arguments))
-    if not torch.cuda.is_available():
-        print("needs a GPU: torch.cuda.is_available() is False")
-        return 1
-
-    begin, report = time.perf_counter(), described()
-    rows: list[Row] = []
-
-    def swept() -> None:
-        prepared = prepare_all(options.sizes, begin + 0.6 * options.budget, options.jobs)
-        print(f"{len(prepared)} kernels after {time.perf_counter() - begin:.0f} s", flush=True)
-        for done, problem in enumerate(options.sizes):
-            now = time.perf_counter()
-            share = (begin + options.budget - now) / (len(options.sizes) - done)
-            rows.extend(sweep(problem, now + share, prepared))
-
-    def measured() -> None:
-        rows.extend(measure(problem, options.config, options.profile) for problem in options.sizes)
-
-    report["sweep" if options.sweep else "results"] = rows
-    copy = between_copies(report, swept if options.sweep else measured)
-    if options.sweep:
-        failed = any("error" in row for row in rows)
-    else:
-        for row in rows:
-            judge(row, copy)
-        print_table(rows)
-        failed = not all(row.get("met", True) for row in rows)
-    print(f"{time.perf_counter() - begin:.0f} s")
-    write(report, options.json)
-    return int(failed)
+    return drive(
+        options,
+        options.sizes,
+        prepare=lambda deadline: prepare_all(options.sizes, deadline, options.jobs),
+        sweep=sweep,
+        measure=lambda problem: measure(problem, options.config, options.profile),
+        judge=judge,
+        print_table=print_table,
+    )
 
 
 if __name__ == "__main__":

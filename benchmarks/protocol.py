@@ -263,6 +263,51 @@ def write(report: Row, path: Path | None) -> None:
     path.write_text("{" + ",\n ".join(parts) + "}\n")
 
 
+def drive(
+    options: argparse.Namespace,
+    problems: Sequence[Any],
+    prepare: Callable[[float], Mapping[Any, Any]],
+    sweep: Callable[[Any, float, Any], Sequence[Row]],
+    measure: Callable[[Any], Row],
+    judge: Callable[[Row, float], None],
+    print_table: Callable[[list[Row]], None],
+) -> int:
+    """Sweep or measure between two timings of the copy, report, and return the exit status: 1 for a miss or no GPU.
+
+    `prepare` compiles for a sweep until a deadline; `sweep` takes one of `problems`, a deadline and what `prepare`
+    gave; `measure` takes one of the sizes asked for. Deadlines are times of `time.perf_counter`, in seconds.
+    """
+    if not torch.cuda.is_available():
+        print("needs a GPU: torch.cuda.is_available() is False")
+        return 1
+    begin, report = time.perf_counter(), described()
+    rows: list[Row] = []
+
+    def swept() -> None:
+        prepared = prepare(begin + 0.6 * options.budget)
+        print(f"{len(prepared)} kernels after {time.perf_counter() - begin:.0f} s", flush=True)
+        for done, problem in enumerate(problems):
+            now = time.perf_counter()
+            share = (begin + options.budget - now) / (len(problems) - done)
+            rows.extend(sweep(problem, now + share, prepared))
+
+    def measured() -> None:
+        rows.extend(measure(size) for size in options.sizes)
+
+    report["sweep" if options.sweep else "results"] = rows
+    copy = between_copies(report, swept if options.sweep else measured)
+    if options.sweep:
+        failed = any("error" in row for row in rows)
+    else:
+        for row in rows:
+            judge(row, copy)
+        print_table(rows)
+        failed = not all(row.get("met", True) for row in rows)
+    print(f"{time.perf_counter() - begin:.0f} s")
+    write(report, options.json)
+    return int(failed)
+
+
 def timed_row(timed: Timing, useful_bytes: int) -> Row:
     """A timing's columns, with the useful bytes of a second."""
     return {**asdict(timed), "gbps": useful_bytes / timed.p50_us / 1e3}

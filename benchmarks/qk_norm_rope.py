@@ -21,7 +21,6 @@ import itertools
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,8 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from protocol import (  # noqa: E402
     Config,
     Row,
-    between_copies,
-    described,
+    drive,
     host_us,
     in_processes,
     parser_for,
@@ -45,7 +43,6 @@ from protocol import (  # noqa: E402
     timing,
     tried,
     words,
-    write,
 )
 from qk_norm_rope import Case, make, run  # noqa: E402
 from unfused_qk import exact_norm, exact_rope, norm, rope  # noqa: E402
@@ -289,39 +286,16 @@ def main(arguments: Iterable[str] | None = None) -> int:
     tuned_help = "the sweeps that the unfused tilings are from, a later one before an earlier one"
     parser.add_argument("--tuned", type=Path, nargs="*", default=[TUNED], help=tuned_help)
     options = parser.parse_args(None if arguments is None else list(arguments))
-    if not torch.cuda.is_available():
-        print("needs a GPU: torch.cuda.is_available() is False")
-        return 1
-
-    begin, report = time.perf_counter(), described()
-    rows: list[Row] = []
-
-    def swept() -> None:
-        compiled = prepare_all(options.subjects, options.sizes, begin + 0.6 * options.budget, options.jobs)
-        print(f"{len(compiled)} kernels after {time.perf_counter() - begin:.0f} s", flush=True)
-        pairs = list(itertools.product(options.sizes, options.subjects))
-        for done, (size, subject) in enumerate(pairs):
-            now = time.perf_counter()
-            share = (begin + options.budget - now) / (len(pairs) - done)
-            rows.extend(sweep(subject, size, now + share, compiled))
-
-    def measured() -> None:
-        tuned = best_tilings(options.tuned)
-        call_options = {"profile": options.profile, "config": options.config}
-        rows.extend(measure(size, tuned, **call_options) for size in options.sizes)
-
-    report["sweep" if options.sweep else "results"] = rows
-    copy = between_copies(report, swept if options.sweep else measured)
-    if options.sweep:
-        failed = any("error" in row for row in rows)
-    else:
-        for row in rows:
-            judge(row, copy)
-        print_table(rows)
-        failed = not all(row["met"] for row in rows)
-    print(f"{time.perf_counter() - begin:.0f} s")
-    write(report, options.json)
-    return int(failed)
+    tuned = {} if options.sweep else best_tilings(options.tuned)
+    return drive(
+        options,
+        list(itertools.product(options.sizes, options.subjects)),
+        prepare=lambda deadline: prepare_all(options.subjects, options.sizes, deadline, options.jobs),
+        sweep=lambda pair, deadline, compiled: sweep(pair[1], pair[0], deadline, compiled),
+        measure=lambda size: measure(size, tuned, profile=options.profile, config=options.config),
+        judge=judge,
+        print_table=print_table,
+    )
 
 
 if __name__ == "__main__":
