@@ -37,33 +37,33 @@ rotated = qkv.view(
 )  # fmt: skip
 
 
-def arrange(tokens: Expr, heads: Expr, *, is_neox: bool = True, partial: bool = False) -> dict[str, Any]:
+def arrange(tokens: Expr, heads: Expr, *, is_neox: bool = True, rotation: str = "whole") -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` query or key heads, each with its weight."""
     weights = stack(*(w.view(w.name, "dim", (DIM,), (1,), "like:qkv") for w in (q_weight, k_weight)),
                     axis="kind", name="weight_of_head")  # fmt: skip
     is_key = computed(rotated.axes[1:2], lambda head: at_least(head, num_heads_q))
-    rotating = half_rotary if partial else half_head
+    rotating = half_head if rotation == "whole" else half_rotary
     table = cos_sin_cache.view(
         "cos_sin_cache", "positions rotary", (num_positions, rotating.expr * 2), (rotating.expr * 2, 1),
         cos_sin_cache.source.dtype,
     )  # fmt: skip
     positions = position_ids.index(name="position", above="never", negative="never")
-    lanes = pair_lanes if partial else half_head
+    lanes = pair_lanes if rotation == "uneven" else half_head
     cos, sin = leading_tables(table, positions, lanes)
-    x, weight = (_paired(t, is_neox, partial) for t in (rotated, weights.gather("kind", is_key)))
+    x, weight = (_paired(t, is_neox, rotation) for t in (rotated, weights.gather("kind", is_key)))
     x, weight, cos, sin = token_heads(x, weight, cos, sin, tokens=tokens, heads=heads)
     return {"x": x, "weight": weight, "cos": cos, "sin": sin, "dim": DIM, "eps": "eps"}
 
 
-def _paired(x: Tensor, is_neox: bool, partial: bool) -> Tensor:
-    """Lanes by pair and side; where a head rotates in part, over a power of two of pairs."""
+def _paired(x: Tensor, is_neox: bool, rotation: str) -> Tensor:
+    """Lanes by pair and side; where half a head is no power of two, over a power of two of pairs."""
     if not is_neox:
         paired = neighbour_pairs(x)
-    elif partial:
-        paired = leading_half_pairs(x, half_rotary, half_head)
-    else:
+    elif rotation == "whole":
         paired = half_pairs(x)
-    if not partial:
+    else:
+        paired = leading_half_pairs(x, half_rotary, half_head)
+    if rotation != "uneven":
         return paired
     extra = pair_lanes.expr - half_head
     return paired.pad([(0, extra if axis.name == "pairs" else 0) for axis in paired.axes])
@@ -99,7 +99,12 @@ kernel = Kernel(
         "pair_lanes": "1 << (head_dim // 2 - 1).bit_length()",
     },
     flags=(
-        Flag("partial", "cos_sin_cache.shape[1] < head_dim or (head_dim // 2) & (head_dim // 2 - 1) != 0"),
+        Flag(
+            "rotation",
+            '"uneven" if head_dim & (head_dim - 1) != 0 else "partial" if cos_sin_cache.shape[1] < head_dim '
+            'else "whole"',
+            values=("whole", "partial", "uneven"),
+        ),
     ),
     quantities={"tokens": "num_tokens", "units": "num_tokens * (num_heads_q + num_heads_k)"},
     forces=("forced_token_heads_per_warp", {heads: _one_token(heads) for heads in (1, 2, 4, 8)}),

@@ -24,7 +24,10 @@ def _line(line: str) -> str:
         return line
     indent = " " * (len(bare) - len(bare.lstrip()))
     target, equals, value = code.partition(" = ")
-    if equals and target.strip().isidentifier() and len(terms := _terms(value)) > 1:
+    terms = _terms(value, " + ", " - ")
+    if len(terms) == 1 and len(choices := _terms(value, " else ")) > 2:
+        terms = choices
+    if equals and target.strip().isidentifier() and len(terms) > 1:
         return f"{target} = (\n{_filled(terms, indent + '    ')}{indent})\n"
     span = _outer(code)
     if span is None:
@@ -74,12 +77,12 @@ def _split(text: str, separator: str) -> list[str]:
     return parts + ([last] if last else [])
 
 
-def _terms(text: str) -> list[str]:
+def _terms(text: str, *separators: str) -> list[str]:
     """`a + b`, outside brackets, as `a` and `+ b`."""
     parts, depth, start = [], 0, 0
     for i, c in _outside_strings(text):
         depth += (c in "([{") - (c in ")]}")
-        if depth == 0 and text[i : i + 3] in (" + ", " - "):
+        if depth == 0 and text.startswith(separators, i):
             parts.append(text[start:i].strip())
             start = i + 1
     return [*parts, text[start:].strip()]

@@ -207,15 +207,18 @@ def expected(tokens: set[str], heads: set[str], lanes: set[str], turning: set[st
 
 
 @pytest.mark.parametrize("neox", [True, False], ids=["neox", "gptj"])
-@pytest.mark.parametrize("partial", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("rotation", ["whole", "partial", "uneven"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "masked"])
 @pytest.mark.parametrize("bound", [{}, {"tokens": 1}], ids=["tokens", "one_token"])
-def test_masks(neox: bool, partial: bool, exact: bool, bound: dict[str, int]) -> None:
-    """`token < num_tokens` alone where the tile divides the q and the k heads; nothing for one token."""
-    found = masks(bound=bound, exact=exact, flags={"is_neox": neox, "partial": partial})
-    lanes = {PAIR if neox else LANE} if partial else set()
+def test_masks(neox: bool, rotation: str, exact: bool, bound: dict[str, int]) -> None:
+    """`token < num_tokens` alone where the tile divides the q and the k heads; nothing for one token.
+
+    A head whose half is no power of two masks its lanes too. A table shorter than a head reads 1 and 0 past its end.
+    """
+    found = masks(bound=bound, exact=exact, flags={"is_neox": neox, "rotation": rotation})
+    lanes = {PAIR if neox else LANE} if rotation == "uneven" else set()
     tokens, heads = set() if bound else {TOKEN}, set() if exact else {HEAD}
-    assert found == expected(tokens, heads, lanes, {TURNING} if partial else set())
+    assert found == expected(tokens, heads, lanes, set() if rotation == "whole" else {TURNING})
 
 
 @pytest.mark.parametrize("bound", [{"heads": 1}, {"heads": 1, "tokens": 1}], ids=["one_head", "one_of_each"])
