@@ -41,7 +41,7 @@ from tilewright.ops.deepseek_v4 import (
 from tilewright.tensor import Tensor
 
 q_head_padded = Size("q_head_padded", "constexpr", high=16384)
-num_heads = Size("num_heads", "constexpr", low=1, high=q_head_padded.expr)  # without query heads none of this runs
+num_heads = Size("num_heads", "constexpr", high=q_head_padded.expr)
 
 q_in = Tensor("q_in", "tokens heads dim", (num_tokens, num_heads, HEAD), "bfloat16|float16")
 q_out = Tensor("q_out", "tokens heads dim", (num_tokens, q_head_padded, HEAD), "like:q_in")
@@ -104,8 +104,8 @@ kernel = Kernel(
     ),
     divides={"heads": (num_heads, q_head_padded)},
     derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
-    flags=(Flag("has_q", "q_head_padded > 0"), Flag("has_pads", "q_head_padded > q_in.shape[1]")),
-    outputs=(Output(q_out, "(num_tokens, q_head_padded, 512) if has_q else (0,)"),),
+    flags=(Flag("has_q", "q_head_padded > 0 and q_in.shape[1] > 0"), Flag("has_pads", "q_head_padded > q_in.shape[1]")),
+    outputs=(Output(q_out, "(num_tokens, q_head_padded, 512) if q_head_padded else (0,)"),),
     slots=SLOTS,
     quantities={
         "tokens": "num_tokens",

@@ -184,7 +184,7 @@ def make(case: Case, device: torch.device | str = "cpu") -> Inputs:
 
 def q_slices(case: Case) -> Iterator[tuple[int, int]]:
     """The ranges of tokens of q that are made and compared at a time."""
-    step = max(1, SLICE // (case.heads * HEAD))
+    step = max(1, SLICE // (max(1, case.heads) * HEAD))
     for start in range(0, case.tokens, step):
         yield start, min(start + step, case.tokens)
 

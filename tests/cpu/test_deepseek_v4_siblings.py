@@ -292,6 +292,13 @@ def test_kv_alone_returns_an_empty_tensor() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("padded", [0, 5])
+def test_q_without_heads(padded: int, interleaved: bool) -> None:
+    """All that is returned are pad heads; kv rows are inserted."""
+    siblings.run(make(Case(PADDED, Problem(4, 0, 16), padded=padded, interleaved=interleaved)))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_pad_heads_are_positive_zeros(eps: float, interleaved: bool) -> None:
     """Computed from zeros they would be -0.0 where a cosine is negative, and NaN where eps is 0."""

@@ -103,6 +103,8 @@ def flag_checks() -> Iterator[Check]:
         for tokens, heads, padded in ((17, 8, 16), (17, 5, 7), (2048, 64, 64)):
             yield Check("flags", Case(PADDED, sized(tokens, heads), cache, padded, normed, rotated, interleaved))
         yield Check("flags", Case(PADDED, sized(512, 8), cache, 0, normed, rotated, interleaved))
+    for padded in (0, 8):
+        yield Check("flags", Case(PADDED, sized(512, 0), padded=padded))
 
 
 def fault_checks() -> Iterator[Check]:
