@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from tilewright.applications.quantise import dequantise_ue8m0, quantise_ue8m0
 from tilewright.applications.rms_norm import rms_norm
-from tilewright.applications.rope import rotate, rotate_after
+from tilewright.applications.rope import rotate, rotate_inside
 from tilewright.language import Tile, e4m3, float32, join, position, reciprocal, rounded, split, where
 
 
 def q_head(
-    x: Tile, cos: Tile, sin: Tile, out: Tile, dim: int, passed: int, eps: float, normed: bool, rotated: bool
+    x: Tile, cos: Tile, sin: Tile, out: Tile, dim: int, eps: float, normed: bool, rotated: bool
 ) -> None:
     """out = rotate(rms_norm(x)), rounded once; x itself where no step is asked for.
 
     x and out [tokens, heads, pairs, side], `dim` lanes a head, or without heads; cos and sin [tokens, pairs] float32.
-    The first `passed` pairs do not rotate.
+    Pairs that the tables have not do not rotate.
     """
-    first, second = turned_head(x, cos, sin, dim, passed, eps, normed, rotated)
+    first, second = turned_head(x, cos, sin, dim, eps, normed, rotated)
     out = join(first, second, "side")
 
 
 def head_e4m3(
-    x: Tile, cos: Tile, sin: Tile, out: Tile, scale: Tile, dim: int, passed: int, eps: float, normed: bool,
+    x: Tile, cos: Tile, sin: Tile, out: Tile, scale: Tile, dim: int, eps: float, normed: bool,
     inverted: bool,
 ) -> None:  # fmt: skip
     """out = e4m3(rotate(rms_norm(x)) * scale), or / scale if `inverted`: codes straight from float32.
 
     As q_head; out uint8, scale one float32.
     """
-    first, second = turned_head(x, cos, sin, dim, passed, eps, normed, True)
+    first, second = turned_head(x, cos, sin, dim, eps, normed, True)
     factor = scale
     if inverted:
         factor = reciprocal(scale)
@@ -36,7 +36,7 @@ def head_e4m3(
 
 
 def turned_head(
-    x: Tile, cos: Tile, sin: Tile, dim: int, passed: int, eps: float, normed: bool, rotated: bool
+    x: Tile, cos: Tile, sin: Tile, dim: int, eps: float, normed: bool, rotated: bool
 ) -> tuple[Tile, Tile]:
     """Both sides of the pairs of rotate(rms_norm(x)), in float32."""
     first, second = split(float32(x), "side")
@@ -46,7 +46,7 @@ def turned_head(
             first, second = rotate(first, second, cos, sin)
     else:
         if rotated:
-            first, second = rotate_after(first, second, cos, sin, passed)
+            first, second = rotate_inside(first, second, cos, sin)
     return first, second
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.language import Tile, position, where
+from tilewright.language import Tile, inside, where
 
 
 def rotate(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]:
@@ -10,8 +10,8 @@ def rotate(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]
     return first * cos - second * sin, second * cos + first * sin
 
 
-def rotate_after(first: Tile, second: Tile, cos: Tile, sin: Tile, passed: int) -> tuple[Tile, Tile]:
-    """As rotate for the pairs from `passed` on; those before stay as they are to the bit, infinities and -0.0 too."""
+def rotate_inside(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]:
+    """As rotate for the pairs that cos has; the others stay as they are to the bit, infinities and -0.0 too."""
     turned, other = rotate(first, second, cos, sin)
-    rotates = position("pairs") >= passed
+    rotates = inside(cos)
     return where(rotates, turned, first), where(rotates, other, second)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tilewright.arrangements.paged_rows import paged_rows
 from tilewright.arrangements.rope import neighbour_pairs, trailing_tables
 from tilewright.arrangements.token_heads import token_heads, token_rows
-from tilewright.expr import wrap
+from tilewright.expr import Expr, wrap
 from tilewright.tensor import IndexTensor, SizeLike, Tensor
 
 HEAD, ROTARY = 512, 64  # lanes of a head, of its rotating tail
@@ -27,13 +27,42 @@ def heads(
     """A program takes `tokens` tokens by `heads` heads of x to the same heads of out; `more` is shared by all."""
     positions = position_ids.index(name="position", above="never", negative="never")
     cos, sin = trailing_tables(table, positions, PAIRS)
-    tiles = {"x": neighbour_pairs(x), "cos": cos, "sin": sin, "out": neighbour_pairs(out), **more}
-    return _named(tiles, token_heads(*tiles.values(), tokens=tokens, heads=heads))
+    return _heads(x, out, cos, sin, tokens, heads, **more)
+
+
+def pieces(
+    x: Tensor, out: Tensor, table: Tensor, position_ids: Tensor, tokens: SizeLike, heads: SizeLike
+) -> Tiles:
+    """As `heads` where no head is needed as a whole: interleaved ones `as_stored`, each pair with its own angle."""
+    positions = position_ids.index(name="position", above="never", negative="never")
+    count, run = x.shape[1], CHUNK // 2
+
+    def pair_of_head(piece: Expr, pair: Expr) -> Expr:
+        at = piece * PAIRS + pair
+        return at // (count * run) * run + at % run
+
+    cos, sin = (
+        side.reindex("pairs", pair_of_head, heads=count, pairs=PAIRS)
+        for side in trailing_tables(table, positions, PAIRS)
+    )
+    return _heads(x, out, cos, sin, tokens, heads)
 
 
 def deinterleaved(x: Tensor) -> Tensor:
     """Heads of x [tokens, chunks, heads, lanes], where a token's heads alternate every `CHUNK` lanes."""
     return x.permute(("tokens", "heads", "chunks", "lanes")).flatten(2, 4, name="dim")
+
+
+def as_stored(x: Tensor) -> Tensor:
+    """x [tokens, chunks, heads, lanes] cut in the order of memory into pieces of a head's size."""
+    return x.flatten(1, 4, name="dim").split("dim", heads=-1, dim=HEAD)
+
+
+def _heads(
+    x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, tokens: SizeLike, heads: SizeLike, **more: Tensor
+) -> Tiles:
+    tiles = {"x": neighbour_pairs(x), "cos": cos, "sin": sin, "out": neighbour_pairs(out), **more}
+    return _named(tiles, token_heads(*tiles.values(), tokens=tokens, heads=heads))
 
 
 def rows(

@@ -98,17 +98,24 @@ class Timed:
         return f"{self.name} {self.tokens}x{self.heads}"
 
 
+def named(name: str, cache: str, flags: Sequence[bool]) -> str:
+    """`padded-mx-unnormed`: what is not the plain choice."""
+    normed, rotated, interleaved = flags
+    words = {"mx": cache == "mx", "unnormed": not normed, "unrotated": not rotated, "interleaved": interleaved}
+    return "-".join([name, *(word for word, said in words.items() if said)])
+
+
 def problems() -> list[Timed]:
     """What is timed: the goals' sizes, and small ones for the record."""
     large, rows, copy = 32768, 1 << 20, (False, False, True)
     made = [
-        Timed("padded", PADDED, large, goal=PADDED_GOAL),
+        *(
+            Timed(named("padded", cache, flags), PADDED, large, cache=cache, flags=tuple(flags), goal=PADDED_GOAL)
+            for *flags, cache in itertools.product((True, False), (True, False), (False, True), ("packed", "mx"))
+        ),
         Timed("padded-to-128", PADDED, large, padded=128, goal=PADDED_GOAL),
-        Timed("mx", PADDED, large, cache="mx", goal=PADDED_GOAL),
-        Timed("unnormed", PADDED, large, flags=(False, True, False), goal=PADDED_GOAL),
-        Timed("interleaved", PADDED, large, flags=(True, True, True), goal=PADDED_GOAL),
-        Timed("mega", PADDED, large, cache="mx", flags=copy, goal=PADDED_GOAL),
-        Timed("mega-8-64", PADDED, large, 8, cache="mx", padded=64, flags=copy, goal=PADDED_GOAL),
+        Timed("padded-8-to-64", PADDED, large, 8, padded=64, goal=PADDED_GOAL),
+        Timed("copied-8-to-64", PADDED, large, 8, cache="mx", padded=64, flags=copy, goal=PADDED_GOAL),
         Timed("full-bf16", FULL_BF16, large, cache="rows", goal=Q_GOAL),
         Timed("full-bf16-unnormed", FULL_BF16, large, cache="rows", flags=(False, True, False), goal=Q_GOAL),
         Timed("full-fp8", FULL_FP8, large, cache="e4m3", goal=Q_GOAL),
@@ -123,7 +130,7 @@ def problems() -> list[Timed]:
     for tokens in (1, 17, 128, 512, 2048):
         made += [
             Timed(f"padded-{tokens}", PADDED, tokens),
-            Timed(f"mega-{tokens}", PADDED, tokens, cache="mx", flags=copy),
+            Timed(f"copied-{tokens}", PADDED, tokens, cache="mx", flags=copy),
             Timed(f"kv-{tokens}", KV, tokens, 1),
         ]
     return made

@@ -58,7 +58,7 @@ def arrange(kv_tokens: Expr, *, cache: str = "packed") -> dict[str, Any]:
         return {**packed_rows(kv, parts, *INDEX, kv_tokens), "passed": PASSED // MX_GROUP}
     dtype = "uint8" if cache == "e4m3" else "like:kv"
     whole = Tensor("k_cache", "blocks rows dim", (num_blocks, block_size, HEAD), dtype, strides)
-    facts = {"dim": HEAD, "passed": PASSED // 2, "eps": 0.0, "normed": False}
+    facts = {"dim": HEAD, "eps": 0.0, "normed": False}
     if cache == "rows":
         return {**rows(kv, whole, *INDEX, kv_tokens), **facts, "rotated": True}
     return {**rows(kv, whole, *INDEX, kv_tokens, scale=fp8_scale), **facts, "inverted": True}

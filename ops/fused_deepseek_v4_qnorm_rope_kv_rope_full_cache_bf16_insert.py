@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.applications.deepseek_v4 import q_head
 from tilewright.arrangements import deepseek_v4
-from tilewright.arrangements.deepseek_v4 import HEAD, PASSED, rows
+from tilewright.arrangements.deepseek_v4 import HEAD, rows
 from tilewright.expr import Expr
 from tilewright.kernel import Argument, Branch, Flag, Kernel, Scalar
 from tilewright.launch import operator
@@ -35,13 +35,13 @@ cache_argument, k_cache = row_cache("like:q")
 def arrange_kv(kv_tokens: Expr) -> dict[str, Any]:
     """A program takes `kv_tokens` rows of kv to the rows of the cache that their slots name."""
     tiles = rows(kv, k_cache, cos_sin_cache, slot_mapping, position_ids, block_size, kv_tokens)
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": 0.0, "normed": False, "rotated": True}
+    return {**tiles, "dim": HEAD, "eps": 0.0, "normed": False, "rotated": True}
 
 
 def arrange_q(tokens: Expr, heads: Expr, *, apply_q_norm: bool = True) -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` heads of q, in place."""
     tiles = deepseek_v4.heads(q, q, cos_sin_cache, position_ids, tokens, heads)
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": "eps", "normed": apply_q_norm, "rotated": True}
+    return {**tiles, "dim": HEAD, "eps": "eps", "normed": apply_q_norm, "rotated": True}
 
 
 kernel = Kernel(

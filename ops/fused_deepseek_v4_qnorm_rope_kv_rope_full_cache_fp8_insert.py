@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.applications.deepseek_v4 import head_e4m3
 from tilewright.arrangements import deepseek_v4
-from tilewright.arrangements.deepseek_v4 import HEAD, PASSED, rows
+from tilewright.arrangements.deepseek_v4 import HEAD, rows
 from tilewright.expr import Expr
 from tilewright.kernel import Argument, Branch, Flag, Kernel, Scalar
 from tilewright.launch import operator
@@ -40,13 +40,13 @@ def arrange_kv(kv_tokens: Expr) -> dict[str, Any]:
     """A program takes `kv_tokens` rows of kv to the rows of the cache that their slots name."""
     index = (cos_sin_cache, slot_mapping, position_ids, block_size)
     tiles = rows(kv, k_cache, *index, kv_tokens, scale=fp8_scale)
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": 0.0, "normed": False, "inverted": True}
+    return {**tiles, "dim": HEAD, "eps": 0.0, "normed": False, "inverted": True}
 
 
 def arrange_q(tokens: Expr, heads: Expr, *, apply_q_norm: bool = True) -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` heads of q to q_fp8."""
     tiles = deepseek_v4.heads(q, q_fp8, cos_sin_cache, position_ids, tokens, heads, scale=q_fp8_scale_inv)
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": "eps", "normed": apply_q_norm, "inverted": False}
+    return {**tiles, "dim": HEAD, "eps": "eps", "normed": apply_q_norm, "inverted": False}
 
 
 kernel = Kernel(

@@ -43,7 +43,7 @@ def arrange_kv(kv_tokens: Expr) -> dict[str, Any]:
 def arrange_q(tokens: Expr, heads: Expr) -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` heads of q, in place."""
     tiles = deepseek_v4.heads(q, q, cos_sin_cache, position_ids, tokens, heads)
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": "eps", "normed": True, "rotated": True}
+    return {**tiles, "dim": HEAD, "eps": "eps", "normed": True, "rotated": True}
 
 
 kernel = Kernel(

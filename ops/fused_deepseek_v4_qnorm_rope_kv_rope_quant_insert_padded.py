@@ -14,6 +14,7 @@ from tilewright.arrangements.deepseek_v4 import (
     MX_ROW_BYTES,
     PASSED,
     ROW_BYTES,
+    as_stored,
     deinterleaved,
     mx_cache,
     packed_cache,
@@ -41,10 +42,13 @@ from tilewright.ops.deepseek_v4 import (
 from tilewright.tensor import Tensor
 
 q_head_padded = Size("q_head_padded", "constexpr", high=16384)
-num_heads = Size("num_heads", "constexpr", high=q_head_padded.expr)
+num_heads = Size("num_heads", "constexpr", low=1, high=q_head_padded.expr)  # without heads, no program takes any
+num_pads = Size("num_pads", "constexpr", low=1, high=16384)
 
 q_in = Tensor("q_in", "tokens heads dim", (num_tokens, num_heads, HEAD), "bfloat16|float16")
+q_in_or_none = Tensor("q_in", "tokens heads dim", (num_tokens, Size("num_heads"), HEAD), q_in.source.dtype)
 q_out = Tensor("q_out", "tokens heads dim", (num_tokens, q_head_padded, HEAD), "like:q_in")
+padded_q_out = Tensor("q_out", "tokens heads dim", (num_tokens, num_heads.expr + num_pads, HEAD), "like:q_in")
 kv = Tensor("kv", "tokens dim", (num_tokens, HEAD), "like:q_in")
 k_cache = Tensor("k_cache", "blocks bytes", (num_blocks, Size("block_bytes")), "uint8", (block_stride, 1))
 
@@ -63,29 +67,36 @@ def arrange_q(
     tokens: Expr, heads: Expr, *, apply_q_norm: bool = True, apply_q_rope: bool = True, is_q_interleaved: bool = False
 ) -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` heads of q_in to q_out."""
-    x, out = (_heads(q, is_q_interleaved) for q in (q_in, q_out))
-    tiles = deepseek_v4.heads(x, out[:, :num_heads], cos_sin_cache, position_ids, tokens, heads)
+    x, out, arranged = q_in, q_out[:, :num_heads], deepseek_v4.heads
+    if is_q_interleaved:
+        out = _chunks(q_out)[:, :, :num_heads]
+        if apply_q_norm:
+            x, out = deinterleaved(_chunks(q_in)), deinterleaved(out)
+        else:
+            out, arranged = as_stored(out), deepseek_v4.pieces
+    tiles = arranged(x, out, cos_sin_cache, position_ids, tokens, heads)
     steps = {"normed": apply_q_norm, "rotated": apply_q_rope}
-    return {**tiles, "dim": HEAD, "passed": PASSED // 2, "eps": "eps", **steps}
+    return {**tiles, "dim": HEAD, "eps": "eps", **steps}
 
 
 def arrange_pads(tokens: Expr, heads: Expr, *, is_q_interleaved: bool = False) -> dict[str, Any]:
     """A program takes `tokens` tokens by `heads` of the heads that q_out has and q_in has not."""
-    (out,) = token_heads(_heads(q_out, is_q_interleaved)[:, num_heads:], tokens=tokens, heads=heads)
+    q = padded_q_out
+    out = as_stored(_chunks(q)[:, :, num_heads:]) if is_q_interleaved else q[:, num_heads:]
+    (out,) = token_heads(out, tokens=tokens, heads=heads)
     return {"out": out}
 
 
-def _heads(q: Tensor, is_q_interleaved: bool) -> Tensor:
-    if not is_q_interleaved:
-        return q
+def _chunks(q: Tensor) -> Tensor:
+    """Interleaved heads as they lie in memory."""
     shape = (q.shape[0], HEAD // CHUNK, q.shape[1], CHUNK)
-    return deinterleaved(Tensor(q.name, "tokens chunks heads lanes", shape, q.source.dtype))
+    return Tensor(q.name, "tokens chunks heads lanes", shape, q.source.dtype)
 
 
 kernel = Kernel(
     name="fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded",
     arguments=(
-        Argument(q_in),
+        Argument(q_in_or_none),
         Argument(kv),
         Argument(k_cache, layout="rows", least_rank=2, mutated=True),
         *INDICES,
@@ -102,8 +113,11 @@ kernel = Kernel(
         Branch("q_head", arrange_q, q_head, when="has_q"),
         Branch("zero_heads", arrange_pads, zero_heads, when="has_pads"),
     ),
-    divides={"heads": (num_heads, q_head_padded)},
-    derived={"block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2"},
+    divides={"heads": (num_heads, num_pads)},
+    derived={
+        "num_pads": "q_head_padded - q_in.shape[1]",
+        "block_stride": "k_cache.stride(0)", "tail_block_stride": "k_cache.stride(0) // 2",
+    },
     flags=(Flag("has_q", "q_head_padded > 0 and q_in.shape[1] > 0"), Flag("has_pads", "q_head_padded > q_in.shape[1]")),
     outputs=(Output(q_out, "(num_tokens, q_head_padded, 512) if q_head_padded else (0,)"),),
     slots=SLOTS,
@@ -111,8 +125,10 @@ kernel = Kernel(
         "tokens": "num_tokens",
         "programs": "num_tokens * (q_head_padded + 1)",
         "interleaved": "int(is_q_interleaved)",
+        "unnormed": "int(not apply_q_norm)",
+        "unrotated": "int(not apply_q_rope)",
         "copied": "int(not apply_q_norm and not apply_q_rope)",
-        "pads": "q_head_padded - num_heads",
+        "pads": "num_pads",
         "kv_alone": "int(q_head_padded == 0)",
     },
     requirements=(

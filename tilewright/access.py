@@ -521,6 +521,11 @@ class Places:
 
     def atom_text(self, atom: Atom, dims: tuple[Dim, ...], tight: bool) -> str:
         own = self.dims_of(atom.expr)
+        if len(own) > 1 and isinstance(atom, Div | Mod):  # its numerator's variables have different dimensions
+            den = self.text(atom.den)
+            den = f"({den})" if " " in den else den
+            text = f"({self.render(atom.num, dims)}) {'//' if isinstance(atom, Div) else '%'} {den}"
+            return f"({text})" if tight else text
         text = render(atom.expr, lambda a: a.name if isinstance(a, Named) else self._size_name(a))
         if len(own) < len(dims) and own:
             text = text if text.isidentifier() else f"({text})"

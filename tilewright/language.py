@@ -58,6 +58,7 @@ class Scope(Protocol):
     def size_text(self, axis: Axis) -> str: ...
     def axis(self, name: str) -> Axis: ...
     def split(self, operand: Any, axis: str) -> tuple[Value, Value]: ...
+    def inside(self, operand: Any) -> Value: ...
     def load_as(self, operand: Any, dtype: str) -> Any: ...
     def element(self, operand: Any) -> str: ...
 
@@ -349,6 +350,12 @@ def reciprocal(scope: Scope, x: Any) -> Value:
 def position(scope: Scope, axis: str) -> Value:
     """position(axis): where each element lies along an axis of the tile, int32."""
     return scope.lane(axis)
+
+
+@word
+def inside(scope: Scope, tile: Any) -> Value:
+    """inside(tile): where the elements of a tile exist, rather than being its fill; bool."""
+    return scope.inside(tile)
 
 
 @word

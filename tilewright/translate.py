@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.access import Access, Places
 from tilewright.errors import ApplicationError
 from tilewright.expr import Expr, Size
-from tilewright.language import HELPERS, Joined, Value, Word, binary, number_text, opened, reshaped
+from tilewright.language import AND, HELPERS, Joined, Value, Word, binary, number_text, opened, reshaped
 from tilewright.tensor import Axis, Tensor
 
 
@@ -344,6 +344,12 @@ class Translator:
         if isinstance(operand, Value):
             return operand
         raise self.refuse(f"{operand!r} is no value")
+
+    def inside(self, operand: Any) -> Value:
+        if not isinstance(operand, TileRef):
+            raise self.refuse("inside() asks about a tile")
+        access = self.places.access(operand.parameter)
+        return Value(access.mask, "bool", access.dims, AND) if access.mask else literal(True)
 
     def split(self, operand: Any, axis: str) -> tuple[Value, Value]:
         found = self.axis(axis)

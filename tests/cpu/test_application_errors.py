@@ -17,7 +17,7 @@ from tilewright.arrange import cut
 from tilewright.errors import ApplicationError, ArrangementError, GenerationError
 from tilewright.expr import Size
 from tilewright.kernel import Branch, Kernel
-from tilewright.language import Tile, float32, rsqrt, split, sum, where
+from tilewright.language import Tile, float32, inside, rsqrt, split, sum, where
 from tilewright.launch import OPERATORS
 from tilewright.ops import fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert as operator
 from tilewright.tensor import Tensor
@@ -194,6 +194,13 @@ def test_split_of_an_axis_that_is_no_pair() -> None:
 
     message = "axis cols has 64 positions, split() needs 2"
     assert refused(application, x=X, y=Y) == text(application, message, 'split(x, "cols")')
+
+
+def test_inside_of_no_tile() -> None:
+    def application(x: Tile, y: Tile) -> None:
+        y = where(inside(x + 1.0), x, 0.0)
+
+    assert refused(application, x=X, y=Y) == text(application, "inside() asks about a tile", "inside(x + 1.0)")
 
 
 def test_wrong_number_of_values() -> None:

@@ -17,7 +17,7 @@ from tilewright.arrange import cut
 from tilewright.errors import TilewrightError
 from tilewright.expr import Size
 from tilewright.kernel import Argument, Branch, Kernel, forced
-from tilewright.language import Tile, exp, max, position, sum, where
+from tilewright.language import Tile, exp, inside, max, position, sum, where
 from tilewright.launch import OPERATORS
 from tilewright.module import module_text
 from tilewright.tensor import Tensor
@@ -27,14 +27,15 @@ INFINITY = float("inf")
 
 
 def loaded(
-    application: Callable[..., None], fill: float | None = None, size: str = "num_rows", x: str = "x"
-) -> types.ModuleType:
-    """The module of an application to x [rows, cols] and y alike, four rows a program."""
+    application: Callable[..., None], fill: float | None = None, size: str = "num_rows", x: str = "x",
+    place: Callable[[Tensor], Tensor] = lambda t: t,
+) -> types.ModuleType:  # fmt: skip
+    """The module of an application to x [rows, cols], arranged by `place`, and y alike, four rows a program."""
     rows_of_x = Size(size)
     tensors = [Tensor(name, "rows cols", (rows_of_x, COLUMNS)) for name in (x, "y")]
 
     def arrange(rows: Any) -> dict[str, Any]:
-        given = tensors[0] if fill is None else tensors[0].filled(fill)
+        given = place(tensors[0] if fill is None else tensors[0].filled(fill))
         return dict(zip(("x", "y"), cut((given, tensors[1]), program={"rows": rows}), strict=True))
 
     space: dict[str, Any] = {}
@@ -45,7 +46,7 @@ def loaded(
     )  # fmt: skip
     rules = forced({"rows": 4, "num_warps": 1, "num_stages": 1})
     text = module_text(kernel, space["operator"], vendors.load("nvidia-h200"), rules)
-    return interpret.load(text, "review", f"<{application.__name__} {fill} {size} {x}>")
+    return interpret.load(text, "review", f"<{application.__name__} {fill} {size} {x} {place}>")
 
 
 def ran(module: types.ModuleType) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,6 +128,27 @@ def test_what_was_kept_of_a_variable_is_forgotten_when_it_changes() -> None:
 
 def copied(x: Tile, y: Tile) -> None:
     y = x
+
+
+def transposed_in_pieces(x: Tensor) -> Tensor:
+    """The columns of x one after another, cut into pieces as long as a row."""
+    return x.permute(("cols", "rows")).flatten(0, 2, name="at").split("at", rows=-1, cols=COLUMNS)
+
+
+def test_a_division_whose_numerator_moves_along_two_axes() -> None:
+    x, y = ran(loaded(copied, place=transposed_in_pieces))
+    assert torch.equal(y.flatten(), x.T.flatten())
+
+
+def where_inside(x: Tile, y: Tile) -> None:
+    y = where(inside(x), 1.0, 0.0) + where(inside(y), 0.5, 0.0) + x * 0.0
+
+
+def test_inside_is_true_where_a_tile_has_elements() -> None:
+    """x ends ten columns before its tile does, which reads the fill there; y fills its own."""
+    x, y = ran(loaded(where_inside, fill=3.0, place=lambda t: t[:, :40].pad([(0, 0), (0, 10)])))
+    expected = torch.tensor([1.5] * 40 + [0.5] * 10).expand_as(y)
+    assert torch.equal(y, expected)
 
 
 def test_a_sum_of_offsets_past_31_bits_is_wide() -> None:
