@@ -15,6 +15,7 @@ from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded imp
     fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded,
 )
 from tilewright.ops.fused_qk_norm_rope import fused_qk_norm_rope
+from tilewright.register import when_torch_is_there
 
 __all__ = [
     "dequantize_and_gather_k_cache",
@@ -25,3 +26,5 @@ __all__ = [
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded",
     "fused_qk_norm_rope",
 ]
+
+when_torch_is_there()

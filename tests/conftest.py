@@ -11,10 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    """No TILEWRIGHT_* variable of the caller's shell reaches a test; one that needs it sets it."""
+    """No TILEWRIGHT_* variable of the caller's reaches a test, and no test the cache; one that needs it sets it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
             patch.delenv(name)
+        patch.setenv("TILEWRIGHT_CACHE_DIR", "off")
         yield
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import tilewright
 from tilewright import vendors
 from tilewright.errors import BuildError
+from tilewright.files import write
 from tilewright.launch import OPERATORS, Operator
 
 
@@ -70,13 +69,3 @@ def build(devices: Sequence[str], out: Path, names: Sequence[str] = ()) -> Itera
         yield built[-1]
     manifest = {"tilewright": tilewright.__version__, "modules": [asdict(entry) for entry in built]}
     write(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)

@@ -49,3 +49,7 @@ class ProfileError(TilewrightError, ValueError):
 
 class BuildError(TilewrightError, ValueError):
     """A standalone build cannot be made as asked."""
+
+
+class CaptureError(TilewrightError, RuntimeError):
+    """A call does something that would break the CUDA graph that is being captured."""

@@ -60,6 +60,11 @@ def module_text(kernel: Kernel, public: Callable[..., Any], profile: VendorProfi
     return wrapped("\n".join(_Module(kernel, public, profile, rules).parts()))
 
 
+def fake_text(kernel: Kernel, public: Callable[..., Any], profile: VendorProfile, rules: Rules) -> str:
+    """Text of the same public function that makes the same checks and the same outputs, and launches nothing."""
+    return wrapped("\n".join(_Module(kernel, public, profile, rules).fake()))
+
+
 @dataclass(frozen=True)
 class Programs:
     """The programs of a branch: a device function for each combination of its flags' values."""
@@ -180,6 +185,19 @@ class _Module:
         yield from self._check_slots()
         yield self._public()
         yield self._launch()
+
+    def fake(self) -> Iterator[str]:
+        yield "import torch\n\n"
+        yield ERRORS + "\n"
+        yield self._refusal()
+        parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in self._parameters()]
+        yield "\n".join([
+            f"def {self.kernel.name}({', '.join(parameters)}):",
+            *self._checked(),
+            f"    device = {self.tensor_names[0]}.device",
+            *self._outputs(),
+            *self._returned(),
+        ]) + "\n"
 
     def _header(self) -> str:
         kernel, profile = self.kernel, self.profile
@@ -522,32 +540,16 @@ class _Module:
         return host
 
     def _public(self) -> str:
-        signature = inspect.signature(self.public)
-        parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values()]
-        names = ", ".join(a.name for a in self.kernel.arguments)
+        parameters = [str(p.replace(annotation=inspect.Parameter.empty)) for p in self._parameters()]
         doc = _indented(inspect.getdoc(self.public) or "", "    ")
-        conditions = []
-        for _, holds, _, _ in self._checks():
-            absent = [f"{name} is None or " for name in self._optional(holds)]
-            conditions.append(f"({''.join(absent)}{holds})" if absent or " and " in holds or " or " in holds else holds)
-        device = self.tensor_names[0]
-        used = [n for n in self.host if n in {*self.runtime, *self.constexprs} and self.host[n] != n]
+        used = self._used()
         lines = [
             f"def {self.kernel.name}({', '.join([*parameters, '*', 'config=None', 'thresholds=None'])}):",
             f'    """{doc.strip()}',
             "",
             "    `config` forces a configuration; `thresholds` replaces every threshold of RULES.",
             '    """',
-            "    try:",
-            "        fits = (",
-            *(f"            {'and ' if i else ''}{c}" for i, c in enumerate(conditions)),
-            "        )",
-            "    except (AttributeError, TypeError):  # not even a tensor",
-            "        fits = False",
-            "    if not fits:",
-            f"        raise _refusal({names})",
-            *(f"    {n} = {flag.value}" for n, flag in self.kernel.all_flags.items() if flag.value and n in self.flags),
-            *(f"    {n} = {self.host[n]}" for n in used),
+            *self._checked(),
             *self._slot_check(),
             *self._byte_views(),
         ]
@@ -559,16 +561,45 @@ class _Module:
             *(f"        config = _refitted_{t}(config, {', '.join(self._divided(t))})" for t in self.refits),
             "    else:",
             "        rule, config = _forced(config)",
-            f"    device = {device}.device",
+            f"    device = {self.tensor_names[0]}.device",
             *self._outputs(),
             '    if device.type == "cpu" or device.index == torch.get_device_module(device).current_device():',
             f"        _launch({', '.join(['rule', 'config', *self._arguments()])})",
             "    else:",
             "        with torch.get_device_module(device).device(device):",
             f"            _launch({', '.join(['rule', 'config', *self._arguments()])})",
-            *([f"    return {', '.join(o.name for o in self.kernel.outputs)}"] if self.kernel.outputs else []), "", "",
+            *self._returned(), "", "",
         ]  # fmt: skip
         return "\n".join(lines)
+
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.public).parameters.values())
+
+    def _used(self) -> list[str]:
+        """The sizes that the call computes."""
+        return [n for n in self.host if n in {*self.runtime, *self.constexprs} and self.host[n] != n]
+
+    def _checked(self) -> list[str]:
+        """The checks of a call, then its flags and sizes."""
+        conditions = []
+        for _, holds, _, _ in self._checks():
+            absent = [f"{name} is None or " for name in self._optional(holds)]
+            conditions.append(f"({''.join(absent)}{holds})" if absent or " and " in holds or " or " in holds else holds)
+        return [
+            "    try:",
+            "        fits = (",
+            *(f"            {'and ' if i else ''}{c}" for i, c in enumerate(conditions)),
+            "        )",
+            "    except (AttributeError, TypeError):  # not even a tensor",
+            "        fits = False",
+            "    if not fits:",
+            f"        raise _refusal({', '.join(a.name for a in self.kernel.arguments)})",
+            *(f"    {n} = {flag.value}" for n, flag in self.kernel.all_flags.items() if flag.value and n in self.flags),
+            *(f"    {n} = {self.host[n]}" for n in self._used()),
+        ]
+
+    def _returned(self) -> list[str]:
+        return [f"    return {', '.join(o.name for o in self.kernel.outputs)}"] if self.kernel.outputs else []
 
     def _outputs(self) -> Iterator[str]:
         for output in self.kernel.outputs:

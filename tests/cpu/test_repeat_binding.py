@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tilewright import launch, ops, repeat
+from tilewright import launch, ops, recording
 
 
 class OnGpu(torch.Tensor):
@@ -41,25 +41,21 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **kwargs: compiled
 
-    class Recorder(repeat.Recorder):
-        def __init__(self, kernel: Any, recorded: repeat.Recorded):
-            super().__init__(Kernel(kernel), recorded)
+    class Recorder(recording.Recorder):
+        def __init__(self, kernel: Any, recorded: recording.Recorded, operator: str):
+            super().__init__(Kernel(kernel), recorded, operator)
 
-    monkeypatch.setattr(repeat, "Recorder", Recorder)
+    monkeypatch.setattr(launch, "Recorder", Recorder)
     monkeypatch.setattr(launch.vendors, "detect", lambda device: "nvidia-h200")
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(current_device=lambda: 0))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     for operator in launch.OPERATORS.values():
         monkeypatch.setattr(operator, "_modules", {})
-        kinds = getattr(operator.call, "__globals__", {}).get("kinds")
-        if kinds is not None:
-            kinds.clear()
+        operator.call.__globals__["_kinds"].clear()
     yield launches
     for operator in launch.OPERATORS.values():
-        kinds = getattr(operator.call, "__globals__", {}).get("kinds")
-        if kinds is not None:
-            kinds.clear()
+        operator.call.__globals__["_kinds"].clear()
 
 
 def normed(q_weight: torch.Tensor, k_weight: torch.Tensor) -> None:

@@ -51,7 +51,7 @@ def results(name: str, made: list[Any], **options: Any) -> list[torch.Tensor]:
 def checks() -> Iterator[tuple[str, bool]]:
     cases: dict[str, Callable[[int, bool], list[Any]]] = {A: deepseek, B: qk}
     for (name, make), shared in ((case, shared) for case in cases.items() for shared in (True, False)):
-        kinds = OPERATORS[name].call.__globals__["kinds"]
+        kinds = OPERATORS[name].call.__globals__["_kinds"]
         kinds.clear()
         results(name, make(0, shared))
         launch = last_launch()

@@ -10,11 +10,11 @@ cards, so a number only tells apart cards whose name says NVIDIA.
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from tilewright import environment
 from tilewright.errors import DeviceError, ProfileError
 from tilewright.vendors.profile import VendorProfile, load, names
 
@@ -34,7 +34,7 @@ def detect(device: object = None) -> str:
         ProfileError: TILEWRIGHT_DEVICE names no profile.
         DeviceError: The device does not exist here.
     """
-    forced = os.environ.get(VARIABLE)
+    forced = environment.read(VARIABLE)
     if forced:
         try:
             return load(forced).name
