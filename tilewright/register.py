@@ -41,9 +41,9 @@ def schema(kernel: Kernel, public: Callable[..., Any]) -> str:
 
 def when_torch_is_there() -> None:
     """Registers now, or when somebody imports torch."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         register()
-    elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
+    elif "torch" not in sys.modules and not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTorch())
 
 
