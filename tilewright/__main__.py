@@ -15,6 +15,7 @@ from tilewright.build import build, operators
 from tilewright.check import check
 from tilewright.errors import TilewrightError
 from tilewright.explain import explain
+from tilewright.inspection import add_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     command("ops", _ops, "list the operators")
     made = command("check", _check, "run operators on the CPU against their references")
     made.add_argument("--device", metavar="NAME", help="with the text for this device, not generic's")
+    add_commands(command)
     return parser
 
 

@@ -7,6 +7,7 @@ kernels are concerned, in this thread or another.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
@@ -38,12 +39,21 @@ def compiler() -> Callable[..., Any]:
     )
 
 
-def folder() -> Path:
-    """Where kernels go: in the cache, or where that takes nothing, in a folder that ends with the process."""
-    kept = cache.folder()
-    if kept is not None and cache.is_writable(kept / cache.KERNELS):
-        return kept / cache.KERNELS
-    return _own()
+def entry(key: str) -> Path:
+    """The folder of a kernel, made: in the cache, or where that takes nothing, one that ends with the process."""
+    base = cache.folder()
+    if base is not None:
+        kept = base / cache.KERNELS / key
+        if is_whole(kept):  # also where nothing can be written
+            return kept
+        with contextlib.suppress(OSError):
+            cache.claim(base)
+            kept.mkdir(parents=True, exist_ok=True)
+            if cache.is_writable(kept):
+                return kept
+    made = _own() / key
+    made.mkdir(exist_ok=True)
+    return made
 
 
 @functools.cache
@@ -75,19 +85,13 @@ def _manager_class() -> Any:
         """The files of one kernel, in a folder of its key; read only if they are whole."""
 
         def __init__(self, key: str) -> None:
-            self.key = key
-            self.cache_dir = str(folder() / key)
-            kept = cache.folder()
-            if kept is not None and is_whole(kept / cache.KERNELS / key):  # also where nothing can be written
-                self.cache_dir = str(kept / cache.KERNELS / key)
+            self.key, self.cache_dir = key, str(entry(key))
             self.lock_path = os.path.join(self.cache_dir, "lock")
-            os.makedirs(self.cache_dir, exist_ok=True)
 
         def get_group(self, filename: str) -> Any:
             if not is_whole(Path(self.cache_dir)):
                 return None
-            names = [name for name in json.loads(Path(self.cache_dir, DIGESTS).read_text())]
-            return {name: self._make_path(name) for name in names}
+            return {name: self._make_path(name) for name in json.loads(Path(self.cache_dir, DIGESTS).read_text())}
 
         def put_group(self, filename: str, group: Any) -> Any:
             digests = {Path(path).name: _digest(Path(path)) for path in group.values()}

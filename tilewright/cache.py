@@ -14,10 +14,10 @@ import functools
 import hashlib
 import importlib
 import json
+import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,16 +63,10 @@ def folder() -> Path | None:
     return Path(home) / "tilewright" if home else None
 
 
-@functools.cache
 def is_writable(path: Path) -> bool:
-    """Whether files can be written in a folder, which is made for this; asked once a process."""
-    try:
-        _claim(path.parent)
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".probe."):
-            return True
-    except OSError:
-        return False
+    """Whether files could be written in a folder, which need not be there yet; nothing is."""
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 # -- modules
@@ -93,7 +87,7 @@ def source(operator: str, inputs: Mapping[str, str] | None, make: Callable[[], s
         return kept[0]
     text = make()
     with contextlib.suppress(OSError):  # read-only, full, or no folder at all
-        _claim(base)
+        claim(base)
         files.write(path, _sealed(text, inputs))
     return text
 
@@ -214,7 +208,7 @@ def why(operator: str, inputs: Mapping[str, str]) -> str:
     return f"miss: since a module was kept, this has changed: {', '.join(fewest)}"
 
 
-def _claim(base: Path) -> None:
+def claim(base: Path) -> None:
     """Marks the folder as a cache, so that backups leave it out and `clear` knows it."""
     if not (base / TAG).exists():
         files.write(base / TAG, SIGNATURE)
@@ -227,4 +221,4 @@ def status() -> str:
         return f"off: {VARIABLE}=off"
     if base is None:
         return f"none: neither {VARIABLE}, XDG_CACHE_HOME nor HOME names a folder"
-    return f"{base}" if is_writable(base / MODULES) else f"{base}, where nothing can be written"
+    return f"{base}" if is_writable(base) else f"{base}, where nothing can be written"
