@@ -3,59 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from on_gpu import gpu, on_gpu
 
-from tilewright import launch, ops, recording
-
-
-class OnGpu(torch.Tensor):
-    """A tensor of the CPU's memory that says it is on cuda:0."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda", 0)
-
-
-def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy at a multiple of 64 bytes."""
-    memory = torch.empty(tensor.numel() * tensor.element_size() + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
-    made = memory[start : start + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-    return made.copy_(tensor).as_subclass(OnGpu)
+from tilewright import ops
 
 
 @pytest.fixture
-def repeats(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def repeats() -> Iterator[list[tuple[Any, ...]]]:
     """The arguments of every launch that a repeated call makes; the first calls launch nothing."""
-    launches: list[tuple[Any, ...]] = []
-    compiled = SimpleNamespace(run=lambda *a: launches.append(a), function=0, packed_metadata=())
-
-    class Kernel:
-        def __init__(self, kernel: Any):
-            self.arg_names, self.__name__ = kernel.arg_names, kernel.__name__
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *args, **kwargs: compiled
-
-    class Recorder(recording.Recorder):
-        def __init__(self, kernel: Any, recorded: recording.Recorded, operator: str):
-            super().__init__(Kernel(kernel), recorded, operator)
-
-    monkeypatch.setattr(launch, "Recorder", Recorder)
-    monkeypatch.setattr(launch.vendors, "detect", lambda device: "nvidia-h200")
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(current_device=lambda: 0))
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    for operator in launch.OPERATORS.values():
-        monkeypatch.setattr(operator, "_modules", {})
-        operator.call.__globals__["_kinds"].clear()
-    yield launches
-    for operator in launch.OPERATORS.values():
-        operator.call.__globals__["_kinds"].clear()
+    with gpu() as made:
+        yield made.repeated
 
 
 def normed(q_weight: torch.Tensor, k_weight: torch.Tensor) -> None:
