@@ -21,7 +21,7 @@ class Watched(Protocol):
 
 def described(arguments: Mapping[str, Any], axes_of: Mapping[str, Sequence[str]]) -> list[str]:
     """The lines about the tensors that end a message."""
-    lines = []
+    lines, width = [], max(map(len, axes_of))
     for name, axes in axes_of.items():
         tensor = arguments[name]
         if isinstance(tensor, torch.Tensor):
@@ -29,7 +29,7 @@ def described(arguments: Mapping[str, Any], axes_of: Mapping[str, Sequence[str]]
             if len(sizes) == len(axes):
                 sizes = [f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True)]
             dtype = str(tensor.dtype).removeprefix("torch.")
-            lines.append(f"  {name:<13}  [{', '.join(sizes)}]  {dtype}  {tensor.device}")
+            lines.append(f"  {name:<{width}}  [{', '.join(sizes)}]  {dtype}  {tensor.device}")
     return lines
 
 

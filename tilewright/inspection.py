@@ -7,13 +7,15 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import tilewright
 from tilewright import cache, vendors
 from tilewright.build import operators
 from tilewright.environment import VARIABLES, read
 from tilewright.errors import TilewrightError
 
-DISTRIBUTIONS = ("tilewright", "torch", "triton", "ninetoothed", "numpy", "sympy")
+DISTRIBUTIONS = ("torch", "triton", "ninetoothed", "numpy", "sympy")
 
 
 def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -33,6 +35,7 @@ def _env(options: argparse.Namespace) -> int:
 
 def facts() -> Iterator[tuple[str, str]]:
     """What of this machine a call depends on, by name."""
+    yield "tilewright", f"{tilewright.__version__} in {Path(tilewright.__file__).parent}"
     for name in DISTRIBUTIONS:
         yield name, _version(name)
     yield "python", f"{platform.python_version()} {platform.platform()}"
