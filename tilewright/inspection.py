@@ -78,7 +78,7 @@ def _profile(device: object) -> str:
     try:
         return vendors.detect(device)
     except TilewrightError as error:
-        return f"none: {error}"
+        return f"none: {' '.join(str(error).split())}"
 
 
 def _cache(options: argparse.Namespace) -> int:

@@ -103,9 +103,6 @@ LISTED: dict[str, list[Listed]] = {
     PADDED: [
         *of_heads("padded", "q_in"),
         *index_rows("padded", "q_in"),
-        one(
-            "padded", "q_in", LONG.new_zeros(5, 0, 512), "q_in has heads=0, at least 1 is needed",
-        ),
         one("padded", "q_head_padded", 2, "q_head_padded is 2, 0 or 4 heads of q_in to 16384 is needed"),
         one("padded", "k_cache", bytes_apart(8448), "k_cache has a block stride of 8448 bytes, 16 rows need 9344",
             kind=LayoutError),
