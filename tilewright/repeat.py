@@ -71,22 +71,24 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
         _found = _kinds.get(_key, ()) if {types} else ()
     except (AttributeError, TypeError):  # not even a tensor
         return _slow({names})[0]
+    _known = False
     for _same, _alignment, _index, _run, _grid, _function, _metadata, _pick, _rest, _outputs, _launched in _found:
         if not _same({present}):
             continue
 {addresses}        _low = ({any_low}) & 15
         if _low:
             _low = {low}
-        if (
-            _low == _alignment and _device() == _index
-            and not (_hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls)
-        ):
+        if _low != _alignment:
+            continue
+        if _device() == _index and not (_hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls):
 {outputs}            _pointers = _pick(({pointers}))
             _run(_grid, 1, 1, _stream(_index), _function, _metadata, None, None, None, *_pointers, *_rest)
             _last[0] = _launched
             return {returned}
+        _known = True
+        break
     _result, _made = _slow({names})
-    if _made is not None and {types}:
+    if _made is not None and not _known and {types}:
         if len(_kinds) >= {KINDS}:
             _kinds.clear()
         _kinds[_key] = (_made, *_kinds.get(_key, ())[: {ALIKE - 1}])

@@ -207,6 +207,7 @@ def test_another_current_device_and_hooks_of_a_profiler_take_the_slow_way(device
     device.hooks.launch_exit_hook.calls.clear()
     device.call(*given)
     assert len(device.launched) == 1
+    assert [len(alike) for alike in device.kinds.values()] == [1]  # none of the slow ones was a new kind
 
 
 def test_what_is_no_tensor_reaches_the_checks(device: Device) -> None:
