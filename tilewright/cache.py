@@ -1,7 +1,7 @@
 """The cache of generated modules and compiled kernels: one folder, files written whole, each verified when read.
 
     <folder>/modules/<profile>/<operator>.<key>.py    the text, what it was made from, and its digest
-    <folder>/kernels/<key>/                           what Triton makes of a kernel (`binaries.py`)
+    <folder>/kernels/<key>/                           what Triton makes of a kernel (`kernel_cache.py`)
 
 Nothing here is needed: where the folder is missing, read-only or damaged, texts are generated again. Processes need no
 lock, since a file appears under its name only when it is complete and two processes write the same bytes.
@@ -165,14 +165,15 @@ def entries() -> Iterator[Entry]:
             kept = _read(path)
             profile, size = path.parent.name, path.stat().st_size
             yield Entry(path, "module", named["operator"], profile, size, kept is not None, kept and kept[1])
-    from tilewright import binaries
+    from tilewright import kernel_cache
 
     for path in sorted((base / KERNELS).glob("*")):
         parts = [file for file in path.glob("*") if file.is_file()] if path.is_dir() else []
         if parts:
-            name = next((file.stem for file in parts if file.suffix == ".json" and file.name != binaries.DIGESTS), "?")
+            facts = (file for file in parts if file.suffix == ".json" and file.name != kernel_cache.DIGESTS)
+            name = next((file.stem for file in facts), "?")
             size = sum(file.stat().st_size for file in parts)
-            yield Entry(path, "kernel", name, "", size, binaries.is_whole(path))
+            yield Entry(path, "kernel", name, "", size, kernel_cache.is_whole(path))
 
 
 def clear() -> int:

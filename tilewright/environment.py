@@ -35,8 +35,8 @@ VARIABLES = tuple(
         ),
         (
             "TILEWRIGHT_CACHE_DIR",
-            "the folder that keeps generated modules and compiled kernels; `off`: none. Read when an operator first "
-            "runs.",
+            "the folder that keeps generated modules and, unless `TRITON_CACHE_DIR` names another, compiled kernels; "
+            "`off`: none. Read when an operator first runs.",
             "`$XDG_CACHE_HOME/tilewright`, else `~/.cache/tilewright`",
         ),
     )
@@ -53,6 +53,11 @@ def read(name: str) -> str:
 def is_on(name: str) -> bool:
     """Whether one of `VARIABLES` is set to something other than 0."""
     return read(name) not in ("", "0")
+
+
+def triton_cache() -> str:
+    """The folder that the user names for Triton's compiled kernels, "" where none is named."""
+    return os.environ.get("TRITON_CACHE_DIR", "")
 
 
 def user_cache() -> str:

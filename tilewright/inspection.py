@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import tilewright
 from tilewright import cache, vendors
 from tilewright.build import operators
-from tilewright.environment import VARIABLES, read
+from tilewright.environment import VARIABLES, read, triton_cache
 from tilewright.errors import TilewrightError
 
 DISTRIBUTIONS = ("torch", "triton", "ninetoothed", "numpy", "sympy")
@@ -47,7 +46,7 @@ def facts() -> Iterator[tuple[str, str]]:
     size = sum(entry.size for entry in entries)
     yield "cache", cache.status()
     yield "cache entries", f"{len(entries)}, {size} bytes, {damaged} damaged"
-    yield "Triton's own cache", os.environ.get("TRITON_CACHE_DIR") or "its default"
+    yield "TRITON_CACHE_DIR", triton_cache() or "unset: compiled kernels are in the cache above"
 
 
 def _version(name: str) -> str:

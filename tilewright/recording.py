@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tilewright import binaries
+from tilewright import kernel_cache
 from tilewright.errors import CaptureError
 
 
@@ -74,7 +74,7 @@ def _careful(kernel: Any, operator: str) -> Callable[..., Any]:
                 f"{operator}: a CUDA graph is being captured and the kernel of this call is not compiled; before the "
                 f"capture, call {operator}.prepare(...) with these arguments, or the operator itself"
             )
-        kernel.compile = binaries.compiler()
+        kernel.compile = kernel_cache.compiler()
         return do_compile(*args, **kwargs)
 
     return compile_outside_captures

@@ -125,6 +125,8 @@ def kind(
     if not _on_gpu(device) or len(grid) != 1:
         return None
     results = () if result is None else result if isinstance(result, tuple) else (result,)
+    if len(results) != len(kernel.outputs):
+        return None
     places = {**arguments, **dict(zip((o.name for o in kernel.outputs), results, strict=True))}
     tensors = [at for at, value in enumerate(values.values()) if isinstance(value, torch.Tensor)]
     order = []

@@ -19,19 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tilewright import cache
+from tilewright import cache, environment
 
 DIGESTS = "tilewright.json"  # beside the files of a kernel: their SHA-256 by name
 
 
 @functools.cache
 def compiler() -> Callable[..., Any]:
-    """`triton.compile`, with Tilewright's cache; Triton's own where that is off or where the user has given a class."""
+    """`triton.compile` with our cache; as it is where ours is off, or the user names a folder or class of Triton's."""
     from triton import knobs
     from triton.compiler import compiler as triton_compiler
 
     compile_ = triton_compiler.compile
-    if cache.is_off() or knobs.cache.manager_class is not None:
+    if cache.is_off() or environment.triton_cache() or knobs.cache.manager_class is not None:
         return compile_
     names = {**compile_.__globals__, "get_cache_manager": _manager_class()}
     return types.FunctionType(

@@ -14,7 +14,7 @@ from compiled import compiled, launched
 from samples import B, sample
 from triton.compiler import compiler as triton_compiler
 
-from tilewright import binaries, cache
+from tilewright import cache, kernel_cache
 from tilewright.launch import OPERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +36,11 @@ print(hashlib.sha256(compiled(launch, "sm_90").code).hexdigest())
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache beside an empty one of Triton's."""
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    binaries.compiler.cache_clear()
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    kernel_cache.compiler.cache_clear()
     yield tmp_path / "cache"
-    binaries.compiler.cache_clear()
+    kernel_cache.compiler.cache_clear()
 
 
 def code(monkeypatch: pytest.MonkeyPatch) -> bytes:
@@ -62,7 +63,7 @@ def test_kernels_are_kept_here_and_not_in_tritons_folder(
     made = files(base)
     assert {".cubin", ".ptx", ".json", "tilewright.json"} <= made.keys()
     assert made[".cubin"].read_bytes() == first
-    assert not (tmp_path / "triton").exists()
+    assert not (tmp_path / ".triton").exists()
     times = {name: file.stat().st_mtime_ns for name, file in made.items()}
     assert code(monkeypatch) == first
     assert {name: file.stat().st_mtime_ns for name, file in files(base).items()} == times  # read, not made
@@ -84,9 +85,9 @@ def test_a_damaged_kernel_is_made_again(name: str, how: str, base: Path, monkeyp
         file.unlink()
     else:
         file.write_bytes(b"" if how == "empty" else bytes([whole[0] ^ 1]) + whole[1:])
-    assert not binaries.is_whole(file.parent)
+    assert not kernel_cache.is_whole(file.parent)
     assert code(monkeypatch) == first
-    assert binaries.is_whole(file.parent)
+    assert kernel_cache.is_whole(file.parent)
     assert name == "tilewright.json" or file.read_bytes() == whole
 
 
@@ -107,25 +108,29 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "scratch").mkdir()
     environment = {**os.environ, "TILEWRIGHT_CACHE_DIR": str(tmp_path / "file" / "cache")}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TMPDIR": str(tmp_path / "scratch")}
+    environment |= {"TRITON_HOME": str(tmp_path), "TMPDIR": str(tmp_path / "scratch")}
+    environment.pop("TRITON_CACHE_DIR", None)
     code = COMPILE + "import os, tempfile\nprint([name[:11] for name in os.listdir(tempfile.gettempdir())])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.stdout.splitlines()[1], done.stderr) == ("['tilewright-']", "")
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert not (tmp_path / "triton").exists()
+    assert not (tmp_path / ".triton").exists()
 
 
-def test_tritons_own_cache_where_ours_is_off_or_the_user_has_one(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", ["TILEWRIGHT_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_tritons_own_cache_where_ours_is_off_or_another_is_named(
+    variable: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", "off")
+    monkeypatch.setenv(variable, "off" if variable.startswith("TILEWRIGHT") else str(tmp_path / "named"))
     code(monkeypatch)
-    assert len(list((tmp_path / "triton").iterdir())) == 1
-    binaries.compiler.cache_clear()
-    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(base))
+    folder = tmp_path / (".triton/cache" if variable.startswith("TILEWRIGHT") else "named")
+    assert len(list(folder.iterdir())) == 1 and not (base / "kernels").exists()
+
+
+def test_tritons_own_cache_where_the_user_has_a_class(base: Path) -> None:
     with triton.knobs.cache.scope():
         triton.knobs.cache.manager_class = triton.runtime.cache.FileCacheManager
-        assert binaries.compiler() is triton_compiler.compile
+        assert kernel_cache.compiler() is triton_compiler.compile
 
 
 def test_clear_removes_kernels(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
