@@ -80,7 +80,10 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
             _low = {low}
         if _low != _alignment:
             continue
-        if _device() == _index and not (_hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls):
+        if (
+            _device() == _index and _hooks.launch_enter_hook is _enter and _hooks.launch_exit_hook is _leave
+            and not (_enter.calls or _leave.calls)
+        ):
 {outputs}            _pointers = _pick(({pointers}))
             _run(_grid, 1, 1, _stream(_index), _function, _metadata, None, None, None, *_pointers, *_rest)
             _last[0] = _launched
@@ -96,7 +99,7 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
 """
     space: dict[str, Any] = {
         "_kinds": kinds, "_slow": slow, "_last": last, "_tracing": _no, "_registered": None,
-        "_device": _no_device, "_stream": _no_device, "_hooks": None, "_empty": None,
+        "_device": _no_device, "_stream": _no_device, "_hooks": None, "_enter": None, "_leave": None, "_empty": None,
     }  # fmt: skip
     exec(compile(text, f"<tilewright call {kernel.name}>", "exec"), space)
     call: Callable[..., Any] = space["call"]
@@ -151,7 +154,10 @@ def connect(kernel: Kernel, call: Callable[..., Any]) -> None:
     import torch
     from triton import knobs
 
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     call.__globals__.update(
+        _enter=enter if hasattr(enter, "calls") else object(),  # somebody's own hook: nothing is repeated
+        _leave=leave if hasattr(leave, "calls") else object(),
         _device=torch._C._cuda_getDevice,
         _stream=torch._C._cuda_getCurrentRawStream,
         _hooks=knobs.runtime,

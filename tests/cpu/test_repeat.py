@@ -36,7 +36,7 @@ class Device:
         self.call = repeat.repeating(self.kernel, OPERATORS[name].public, self._slow, self.kinds, self.last)
         self.call.__globals__.update(
             _device=lambda: self.current, _stream=lambda index: f"stream {index}", _hooks=self.hooks,
-            _empty=torch.empty,
+            _enter=self.hooks.launch_enter_hook, _leave=self.hooks.launch_exit_hook, _empty=torch.empty,
             **{f"_no_{t.name}": repeat._absent(t.name) for t in self.kernel.tensors if t.optional},
         )  # fmt: skip
 
@@ -203,8 +203,12 @@ def test_another_current_device_and_hooks_of_a_profiler_take_the_slow_way(device
     device.hooks.launch_enter_hook.calls.clear()
     device.hooks.launch_exit_hook.calls.append(print)
     device.call(*given)
-    assert (len(device.slow), device.launched) == (4, [])
     device.hooks.launch_exit_hook.calls.clear()
+    for name, chain in list(vars(device.hooks).items()):
+        setattr(device.hooks, name, print)  # in the place of Triton's chain
+        device.call(*given)
+        setattr(device.hooks, name, chain)
+    assert (len(device.slow), device.launched) == (6, [])
     device.call(*given)
     assert len(device.launched) == 1
     assert [len(alike) for alike in device.kinds.values()] == [1]  # none of the slow ones was a new kind
