@@ -2,12 +2,13 @@
 
     python benchmarks/host_cost.py --json out.json
 
-Per operator: (a) the barest launch, the compiled kernel's launcher called with grid, stream and addresses at hand;
-(b) the eager call; (c) the call through `torch.ops.tilewright`; and where the time of (b) goes, each part timed alone.
-Times are those of loops of 100 calls with an idle device before each, so that no call waits for a full queue; the
-three take turns, and the median of all turns counts. Goals, for A in place and for B: (b) at most 3 us over (a); and
-on an H200's machine at most 13 us for A and 9 us for B. A call of an operator in place must allocate nothing. The exit
-code is 1 where one of these fails.
+Per operator: (a) the barest launch, the compiled kernel's launcher called with grid, stream and addresses at hand, and
+beside it what a repeat launches with, the C function behind that launcher where it can be called alone; (b) the eager
+call; (c) the call through `torch.ops.tilewright`; and where the time of (b) goes, each part timed alone. Times are
+those of loops of 100 calls with an idle device before each, so that no call waits for a full queue; the calls take
+turns, and the median of all turns counts. Goals, for A in place and for B: (b) at most 3 us over (a); and on an H200's
+machine at most 13 us for A and 9 us for B. A call of an operator in place must allocate nothing. The exit code is 1
+where one of these fails.
 """
 
 from __future__ import annotations
@@ -60,26 +61,34 @@ def problems(tokens: int = 17, heads: int = 64) -> dict[str, tuple[str, list[Any
 def recorded(operator: str) -> tuple[Any, ...]:
     """What a repeat of the last first call uses."""
     kinds = OPERATORS[operator].call.__globals__["_kinds"]
-    if len(kinds) != 1:
-        raise RuntimeError(f"{operator}: {len(kinds)} kinds were recorded, not one")
-    return next(iter(kinds.values()))[0]
+    made = [kind for key, found in kinds.items() if key is not None for kind in found]
+    if len(made) != 1:
+        raise RuntimeError(f"{operator}: {len(made)} kinds were recorded, not one")
+    return made[0]
 
 
-def barest(kernel: tuple[Any, ...], arguments: Sequence[Any], operator: str) -> Callable[[], None]:
-    """The launcher with everything at hand: its addresses are numbers, outputs are made beforehand."""
-    _, _, index, run, grid, function, metadata, pick, rest, outputs, _ = kernel
+def barest(
+    kernel: tuple[Any, ...], compiled: Any, arguments: Sequence[Any], operator: str
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Triton's launcher with everything at hand, and what a repeat launches with. Addresses are numbers."""
+    _, _, index, run, grid, middle, spread, pick, rest, outputs, _ = kernel
     tensors = [a for a, _ in zip(arguments, OPERATORS[operator].kernel.arguments, strict=False)]
     of = {a.name: i for i, a in enumerate(OPERATORS[operator].kernel.arguments)}
     own = [tensors[of[t.name]] if of[t.name] < len(tensors) else None for t in OPERATORS[operator].kernel.tensors]
     made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in outputs]
     addresses = [0 if t is None else t.data_ptr() for t in (*own, *made)]
-    values = (*pick((*addresses, None)), *rest)
+    values = ((*addresses, *rest) if pick is None else (*pick((*addresses, None)), *rest))
     stream = torch._C._cuda_getCurrentRawStream(index)
+    launcher, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    last = values if spread else (values,)
 
     def launch(made: Any = made) -> None:  # made: what is launched on stays alive
-        run(grid, 1, 1, stream, function, metadata, None, None, None, *values)
+        launcher(grid, 1, 1, stream, function, metadata, None, None, None, *values)
 
-    return launch
+    def direct(made: Any = made) -> None:
+        run(grid, 1, 1, stream, *middle, *last)
+
+    return launch, direct
 
 
 def loop_us(call: Callable[[], Any], calls: int = LOOP) -> float:
@@ -104,6 +113,7 @@ def medians(calls: dict[str, Callable[[], Any]], turns: int = TURNS, loop: int =
 def parts(operator: str, kernel: tuple[Any, ...], arguments: list[Any]) -> dict[str, Callable[[], Any]]:
     """What a repeated call does, one part each; an empty call beside them says what timing itself takes."""
     same, _, index, _, _, _, _, pick, rest, outputs, _ = kernel
+    pick = pick or (lambda found: found[:-1])
     made = OPERATORS[operator].kernel
     given = [*arguments, *[None] * (len(made.arguments) - len(arguments))]
     own = [a for a, of in zip(given, made.arguments, strict=True) if of in made.tensors]
@@ -139,10 +149,18 @@ def allocated(call: Callable[[], Any]) -> int:
 def measured(name: str, operator: str, arguments: list[Any], turns: int) -> Row:
     function, of_torch = getattr(ops, operator), getattr(torch.ops.tilewright, operator)
     OPERATORS[operator].call.__globals__["_kinds"].clear()
-    function(*arguments)
+    seen: list[Any] = []
+    original = repeat.launcher
+    repeat.launcher = lambda compiled, *more: seen.append(compiled) or original(compiled, *more)
+    try:
+        function(*arguments)
+    finally:
+        repeat.launcher = original
     kernel = recorded(operator)
+    barest_launch, direct_launch = barest(kernel, seen[0], arguments, operator)
     calls = {
-        "barest_us": barest(kernel, arguments, operator),
+        "barest_us": barest_launch,
+        "direct_us": direct_launch,
         "eager_us": lambda: function(*arguments),
         "torch_ops_us": lambda: of_torch(*arguments),
     }
@@ -162,7 +180,8 @@ def measured(name: str, operator: str, arguments: list[Any], turns: int) -> Row:
 def printed(row: Row) -> None:
     most = f"at most {OVER_US} over, {MOST_US[row['operator']]} in all" if row["operator"] in MOST_US else "no goal"
     print(
-        f"{row['name']:<11} barest {row['barest_us']:6.2f}  eager {row['eager_us']:6.2f} ({row['over_us']:+.2f})  "
+        f"{row['name']:<11} barest {row['barest_us']:6.2f}  alone {row['direct_us']:6.2f}  "
+        f"eager {row['eager_us']:6.2f} ({row['over_us']:+.2f})  "
         f"torch.ops {row['torch_ops_us']:6.2f} us  {row['allocations']} allocations  {most}: "
         f"{'met' if row['met'] else 'MISSED'}"
     )

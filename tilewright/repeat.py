@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from tilewright.kernel import Argument, Flag, Kernel
+from tilewright.launcher import launcher
 
 KINDS = 4096  # keys remembered; then all are forgotten, as a serving process has far fewer
 ALIKE = 16  # kinds of one key: the same first shape and numbers, other tensors
@@ -35,7 +37,8 @@ def repeating(
         kernel: Says which arguments are tensors and what the call returns.
         public: Has the parameters' names and defaults.
         slow: Returns (result, kind) where kind is None if the call must not be repeated, else what `kind` gives.
-        kinds: Where kinds are kept, by the first tensor's shape and the numbers.
+        kinds: Where kinds are kept, by the first tensor's shape and the numbers; under None the one repeated last,
+            with its numbers: a call with the same objects needs no key.
         last: A list of one, which a repeat sets to what its kind launched.
         traced: While torch.compile traces, call the operator that `register` puts into the globals.
     """
@@ -47,16 +50,32 @@ def repeating(
     # True is no 1 and 4.0 no 4, though they are equal; a whole number for a float takes the slow way.
     types = " and ".join(f"type({n.name}) is {_type(n)}" for n in numbers) or "True"
     present = ", ".join(f"_no_{t.name} if {t.name} is None else {t.name}" if t.optional else t.name for t in tensors)
-    addresses = "".join(f"        _{t.name} = {_address(t)}\n" for t in tensors)
+    addresses = "".join(f"_{t.name} = {_address(t)}\n" for t in tensors)
     any_low = " | ".join(f"_{t.name}" for t in tensors)
     low = " | ".join(f"(_{t.name} & 15) << {4 * i}" for i, t in enumerate(tensors))
     outputs = "".join(
-        f"            _shape, _dtype, _place = _outputs[{i}]\n"
-        f"            {o.name} = _empty(_shape, dtype=_dtype, device=_place)\n"
+        f"    _shape, _dtype, _place = _outputs[{i}]\n    {o.name} = _empty(_shape, dtype=_dtype, device=_place)\n"
         for i, o in enumerate(kernel.outputs)
     )
-    pointers = ", ".join([*(f"_{t.name}" for t in tensors), *(f"{o.name}.data_ptr()" for o in kernel.outputs), "None"])
+    pointers = "".join([*(f"_{t.name}, " for t in tensors), *(f"{o.name}.data_ptr(), " for o in kernel.outputs)])
     returned = ", ".join(o.name for o in kernel.outputs)
+    identical = "".join(f" and {n.name} is _recent[{i}]" for i, n in enumerate(numbers, 1))
+    identical += "".join(f" and ({test}) is _recent[{i}]" for i, test in enumerate(absent, 1 + len(numbers)))
+    recent = ", ".join(["_kind", *(n.name for n in numbers), *absent])
+    unpacked = "_same, _alignment, _index, _run, _grid, _middle, _spread, _pick, _rest, _outputs, _launched = _kind\n"
+    aligned = f"{addresses}_low = ({any_low}) & 15\nif _low:\n    _low = {low}\n"
+    launch = f"""\
+if (
+    _device() == _index and _hooks.launch_enter_hook is _enter and _hooks.launch_exit_hook is _leave
+    and not (_enter.calls or _leave.calls)
+):
+{outputs}    _arguments = ({pointers}*_rest) if _pick is None else (*_pick(({pointers}None)), *_rest)
+    if _spread:
+        _run(_grid, 1, 1, _stream(_index), *_middle, *_arguments)
+    else:
+        _run(_grid, 1, 1, _stream(_index), *_middle, _arguments)
+    _last[0] = _launched
+"""
     tracing = f"""
     if _tracing():
         if config is None and thresholds is None and profile is None:
@@ -66,27 +85,24 @@ def repeating(
 def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, profile=None):{tracing if traced else ''}
     if not (config is None and thresholds is None and profile is None):
         return _slow({names}, config=config, thresholds=thresholds, profile=profile)[0]
+    _recent = _kinds.get(None)
+    if _recent is not None{identical}:
+        _kind = _recent[0]
+        {unpacked}        if _same({present}):
+{_indented(aligned, 12)}            if _low == _alignment:
+{_indented(launch, 16)}                    return {returned}
     try:
         _key = ({key},)
         _found = _kinds.get(_key, ()) if {types} else ()
     except (AttributeError, TypeError):  # not even a tensor
         return _slow({names})[0]
     _known = False
-    for _same, _alignment, _index, _run, _grid, _function, _metadata, _pick, _rest, _outputs, _launched in _found:
-        if not _same({present}):
+    for _kind in _found:
+        {unpacked}        if not _same({present}):
             continue
-{addresses}        _low = ({any_low}) & 15
-        if _low:
-            _low = {low}
-        if _low != _alignment:
+{_indented(aligned, 8)}        if _low != _alignment:
             continue
-        if (
-            _device() == _index and _hooks.launch_enter_hook is _enter and _hooks.launch_exit_hook is _leave
-            and not (_enter.calls or _leave.calls)
-        ):
-{outputs}            _pointers = _pick(({pointers}))
-            _run(_grid, 1, 1, _stream(_index), _function, _metadata, None, None, None, *_pointers, *_rest)
-            _last[0] = _launched
+{_indented(launch, 8)}            _kinds[None] = ({recent})
             return {returned}
         _known = True
         break
@@ -139,14 +155,22 @@ def kind(
             return None
         order.append(at)
     rest = tuple(values.values())[len(order) :]
-    pick = itemgetter(*order) if len(order) > 1 else (lambda found: tuple(found[at] for at in order))
+    pick: Any = itemgetter(*order) if len(order) > 1 else (lambda found: tuple(found[at] for at in order))
+    if order == list(range(len(places))):
+        pick = None
     present = [_absent(name) if value is None else value for name, value in arguments.items()]
     alignment = sum((0 if t is None else t.data_ptr() & 15) << 4 * i for i, t in enumerate(given))
     outputs = tuple((made.shape, made.dtype, device) for made in results)
+    numbers = [None if isinstance(value, torch.Tensor) else value for value in values.values()]
     return (
-        same_metadata(present), alignment, device.index, compiled.run, grid[0], compiled.function,
-        compiled.packed_metadata, pick, rest, outputs, launched,
+        same_metadata(present), alignment, device.index, *_launch(compiled, grid[0], numbers), pick, rest, outputs,
+        launched,
     )  # fmt: skip
+
+
+def _launch(compiled: Any, grid: int, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    found = launcher(compiled, grid, arguments)
+    return found.function, grid, found.middle, found.spread
 
 
 def connect(kernel: Kernel, call: Callable[..., Any]) -> None:
@@ -237,6 +261,10 @@ def _type(number: Any) -> str:
 def _address(tensor: Argument) -> str:
     read = f"{tensor.name}.data_ptr()"
     return f"0 if {tensor.name} is None else {read}" if tensor.optional else read
+
+
+def _indented(text: str, by: int) -> str:
+    return textwrap.indent(text, " " * by)
 
 
 def _no() -> bool:
