@@ -15,6 +15,7 @@ from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded imp
     fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded,
 )
 from tilewright.ops.fused_qk_norm_rope import fused_qk_norm_rope
+from tilewright.ops.moe_align_block_size import moe_align_block_size
 from tilewright.register import when_torch_is_there
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert",
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded",
     "fused_qk_norm_rope",
+    "moe_align_block_size",
 ]
 
 when_torch_is_there()

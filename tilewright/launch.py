@@ -105,7 +105,7 @@ class Operator:
         return found
 
     def _loaded(self, profile: str, source: str, interpreted: bool) -> types.ModuleType:
-        module = _load(self.name, profile, source, interpreted)
+        module = load(self.name, profile, source, interpreted)
         if not interpreted:
             for name, value in list(vars(module).items()):
                 if name.startswith(f"{self.name}_kernel"):
@@ -118,7 +118,7 @@ class Operator:
         if found is None:
             loaded = vendors.load(profile)
             text = fake_text(self.kernel, self.public, loaded, self.kernel.rules(loaded.name))
-            found = self._modules[profile, "fake"] = _load(self.name, f"{profile} checks", text, False)
+            found = self._modules[profile, "fake"] = load(self.name, f"{profile} checks", text, False)
         return getattr(found, self.name)
 
     # -- calling
@@ -269,7 +269,14 @@ def _without_memory(given: list[Any], device: Any) -> Iterator[list[Any]]:
         ]
 
 
-def _load(operator_name: str, profile: str, source: str, interpreted: bool) -> types.ModuleType:
+def note(name: str, module: Any, compiled: bool) -> None:
+    """Remembers what a call of a module launched, if it launched anything."""
+    if module.last_launch is not None:
+        _last[0] = (name, module, compiled, module.last_launch)
+
+
+def load(operator_name: str, profile: str, source: str, interpreted: bool) -> types.ModuleType:
+    """A module from its text, for a GPU or interpreted, with the package's own errors."""
     name = f"tilewright.generated.{profile.replace('-', '_')}.{operator_name}"
     file = f"<tilewright {profile} {operator_name} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
     if interpreted:

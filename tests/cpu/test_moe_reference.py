@@ -139,6 +139,7 @@ def wrong_results(inputs: Inputs) -> dict[str, torch.Tensor]:
 
     last = inputs.w2.clone()
     last[..., -1] = 0
+    fewer = torch.cat((inputs.topk_ids[:, :-1], -torch.ones(case.tokens, 1)), dim=1).int()
     swapped = torch.cat(inputs.w1.chunk(2, dim=1)[::-1], dim=1)
     nan = computed()
     nan[-1, -1] = torch.nan
@@ -148,7 +149,7 @@ def wrong_results(inputs: Inputs) -> dict[str, torch.Tensor]:
         "router weights left out": computed(topk_weights=torch.ones_like(inputs.topk_weights)),
         "weights of another slot": computed(topk_weights=inputs.topk_weights.roll(1, 0)),
         "another activation": computed(activation="gelu"),
-        "a slot left out": computed(topk_ids=torch.cat((inputs.topk_ids[:, :-1], -torch.ones(case.tokens, 1)), 1).int()),
+        "a slot left out": computed(topk_ids=fewer),
         "a NaN": nan,
     }  # fmt: skip
 
