@@ -16,6 +16,9 @@ from tilewright.ops.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded imp
 )
 from tilewright.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from tilewright.ops.moe_align_block_size import moe_align_block_size
+from tilewright.ops.moe_sum import moe_sum
+from tilewright.ops.permute_copy import permute_copy, prepare_weights
+from tilewright.ops.strided_copy import strided_copy
 from tilewright.register import when_torch_is_there
 
 __all__ = [
@@ -27,6 +30,10 @@ __all__ = [
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded",
     "fused_qk_norm_rope",
     "moe_align_block_size",
+    "moe_sum",
+    "permute_copy",
+    "prepare_weights",
+    "strided_copy",
 ]
 
 when_torch_is_there()

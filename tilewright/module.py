@@ -24,6 +24,7 @@ RESERVED = frozenset(
     "config thresholds rule kernel programs count first_program device fits pid tl torch triton last_launch"
     " num_warps num_stages problems tensors kinds error lines quantities wanted".split()
 )
+UNUSED = ("input",)  # builtins that no module's text calls: arguments may have these names
 
 IMPLEMENTED = {
     "grid": ("direct", "chunked"),
@@ -134,7 +135,7 @@ class _Module:
             if isinstance(atom, Size)
         }
         own += [size for size in (*sizes, *kernel.derived) if size not in scalars]
-        taken = {n for n in own if n in RESERVED or keyword.iskeyword(n) or hasattr(builtins, n)}
+        taken = {n for n in own if n in RESERVED or keyword.iskeyword(n) or hasattr(builtins, n) and n not in UNUSED}
         taken |= {n for n in own if n == kernel.name or n.startswith(f"{kernel.name}_kernel")}
         names = [a.name for a in kernel.arguments]
         taken |= {n for n in own if n in names and own.count(n) > 1}
