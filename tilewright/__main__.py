@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from tilewright import vendors
+from tilewright import handwritten, vendors
 from tilewright.build import build, operators
 from tilewright.check import check
 from tilewright.errors import TilewrightError
@@ -85,6 +85,9 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _source(options: argparse.Namespace) -> int:
+    if options.op in handwritten.MODULES and options.config is None:
+        print(handwritten.source(options.op, options.device), end="")
+        return 0
     (operator,) = operators([options.op])
     print(operator.source(options.device, options.config), end="")
     return 0

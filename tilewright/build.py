@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tilewright
-from tilewright import vendors
+from tilewright import handwritten, vendors
 from tilewright.errors import BuildError
 from tilewright.files import write
 from tilewright.launch import OPERATORS, Operator
@@ -17,7 +17,10 @@ from tilewright.launch import OPERATORS, Operator
 
 @dataclass(frozen=True)
 class Built:
-    """One written module; `file` is relative to the output folder, the hashes are of SHA-256."""
+    """One written module; `file` is relative to the output folder, the hashes are of SHA-256.
+
+    A module written by hand has no arrangements and no applications.
+    """
 
     operator: str
     device: str
@@ -49,23 +52,29 @@ def build(devices: Sequence[str], out: Path, names: Sequence[str] = ()) -> Itera
         ProfileError: an unknown device.
     """
     profiles = [vendors.load(device) for device in devices]
-    texts = [(op, profile, op.source(profile.name)) for profile in profiles for op in operators(names)]
+    by_hand = [name for name in handwritten.MODULES if not names or name in names]
+    rest = [name for name in names if name not in by_hand]
+    generated = operators(rest) if rest or not names else []
+    modules: list[tuple[Built, str]] = []
+    for profile in profiles:
+        for op in generated:
+            kernel, status = op.kernel, op.kernel.rules(profile.name).status
+            hashes = kernel.arrangement_hash(), kernel.application_hash()
+            modules.append(_built(op.name, profile, op.source(profile.name), *hashes, status))
+        for name in by_hand:
+            modules.append(_built(name, profile, handwritten.source(name, profile.name), "", "", handwritten.STATUS))
     built: list[Built] = []
-    for op, profile, text in texts:
-        file = Path(profile.name) / f"{op.name}.py"
-        write(out / file, text)
-        built.append(
-            Built(
-                operator=op.name,
-                device=profile.name,
-                file=file.as_posix(),
-                text=hashlib.sha256(text.encode()).hexdigest(),
-                profile=profile.hash,
-                arrangements=op.kernel.arrangement_hash(),
-                applications=op.kernel.application_hash(),
-                status=op.kernel.rules(profile.name).status,
-            )
-        )
-        yield built[-1]
+    for entry, text in modules:
+        write(out / entry.file, text)
+        built.append(entry)
+        yield entry
     manifest = {"tilewright": tilewright.__version__, "modules": [asdict(entry) for entry in built]}
     write(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def _built(
+    operator: str, profile: vendors.VendorProfile, text: str, arrangements: str, applications: str, status: str
+) -> tuple[Built, str]:
+    file = (Path(profile.name) / f"{operator}.py").as_posix()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Built(operator, profile.name, file, digest, profile.hash, arrangements, applications, status), text

@@ -11,17 +11,21 @@ from tilewright import errors, launch, vendors
 
 # Module names and their files beside this one: the exceptions, each with its reason in docs/design-notes.md.
 MODULES = {"moe_align_block_size": "moe_align.py"}
+WARPS = 8  # what the texts have
 STATUS = "run on the CPU, interpreted; compiled for sm_80, sm_90 and gfx942"
 
 
 def source(name: str, profile: str) -> str:
-    """The module's text for a device: the same kernels for all."""
+    """The module's text for a device: the same kernels for all, on as many warps as a program may have there."""
     loaded = vendors.load(profile)
+    warps = min(WARPS, (loaded.max_threads or WARPS * 32) // (loaded.warp_size or 32))
     header = [
         f"{name} for {loaded.name}", "Written by hand in Tilewright; the same kernels for every device.", "",
         f"profile       {loaded.name} {loaded.hash}", f"status        {STATUS}",
     ]  # fmt: skip
-    return "".join(f"# {line}".rstrip() + "\n" for line in header) + _text(name)
+    return "".join(f"# {line}".rstrip() + "\n" for line in header) + _text(name).replace(
+        f'"num_warps": {WARPS}', f'"num_warps": {warps}', 1
+    )
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import torch
 from deepseek_v4 import Case, make, run
 
 import tilewright
-from tilewright import interpret, vendors
+from tilewright import handwritten, interpret, vendors
 from tilewright.build import build, operators
 from tilewright.errors import BuildError, ProfileError
 from tilewright.launch import OPERATORS
@@ -57,13 +58,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files(built: Path) -> None:
-    names = [op.name for op in operators()]
-    assert NAME in names
+    texts = {op.name: op.source for op in operators()} | {
+        name: functools.partial(handwritten.source, name) for name in handwritten.MODULES
+    }
+    names = list(texts)
+    assert NAME in names and "moe_align_block_size" in names
     assert set(files(built)) == {"manifest.json", *(f"{device}/{name}.py" for device in SHIPPED for name in names)}
     for device in SHIPPED:
         for name in names:
             path = built / device / f"{name}.py"
-            assert path.read_text() == OPERATORS[name].source(device)
+            assert path.read_text() == texts[name](device)
             assert path.stat().st_mode & 0o777 == 0o644
 
 
@@ -73,19 +77,20 @@ def test_manifest(built: Path) -> None:
     assert manifest["tilewright"] == tilewright.__version__
     assert len(manifest["modules"]) == len(files(built)) - 1
     for entry in manifest["modules"]:
-        kernel, text = OPERATORS[entry["operator"]].kernel, (built / entry["file"]).read_bytes()
+        text, by_hand = (built / entry["file"]).read_bytes(), entry["operator"] in handwritten.MODULES
+        kernel = None if by_hand else OPERATORS[entry["operator"]].kernel
         assert entry == {
             "operator": entry["operator"],
             "device": entry["device"],
             "file": f"{entry['device']}/{entry['operator']}.py",
             "text": hashlib.sha256(text).hexdigest(),
             "profile": vendors.load(entry["device"]).hash,
-            "arrangements": kernel.arrangement_hash(),
-            "applications": kernel.application_hash(),
-            "status": kernel.rules(entry["device"]).status,
+            "arrangements": kernel.arrangement_hash() if kernel else "",
+            "applications": kernel.application_hash() if kernel else "",
+            "status": kernel.rules(entry["device"]).status if kernel else handwritten.STATUS,
         }
         assert f"profile       {entry['device']} {entry['profile']}\n" in text.decode()
-        assert f"applications  {entry['applications']}\n" in text.decode()
+        assert by_hand or f"applications  {entry['applications']}\n" in text.decode()
         assert f"status        {entry['status']}\n" in text.decode()
 
 
@@ -298,6 +303,14 @@ main(["devices"])
 print([name for name in {MISSING!r} if name in sys.modules])
 """
     assert python(["-c", code]).stdout.splitlines()[-1] == "[]"
+
+
+def test_a_module_written_by_hand_alone(tmp_path: Path) -> None:
+    printed = cli("build", "--vendor", "metax-c550", "--op", "moe_align_block_size", "--out", str(tmp_path))
+    assert printed == f"{tmp_path}/metax-c550/moe_align_block_size.py  ({handwritten.STATUS})\n"
+    assert set(files(tmp_path)) == {"manifest.json", "metax-c550/moe_align_block_size.py"}
+    text = (tmp_path / "metax-c550" / "moe_align_block_size.py").read_text()
+    assert cli("source", "moe_align_block_size", "--device", "metax") == text
 
 
 # The library behind the command
