@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tilewright import handwritten, vendors
-from tilewright.build import build, operators
+from tilewright.build import build, chosen, operators
 from tilewright.check import check
 from tilewright.errors import TilewrightError
 from tilewright.explain import explain
@@ -75,7 +75,7 @@ def _build(options: argparse.Namespace) -> int:
     built = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("generating", total=len(options.vendor) * len(operators(options.op)))
+        task = progress.add_task("generating", total=len(options.vendor) * sum(map(len, chosen(options.op))))
         for module in build(options.vendor, options.out, options.op):
             built.append(module)
             progress.advance(task)

@@ -41,6 +41,13 @@ def operators(names: Sequence[str] = ()) -> list[Operator]:
     return [OPERATORS[name] for name in sorted(names or OPERATORS)]
 
 
+def chosen(names: Sequence[str] = ()) -> tuple[list[Operator], list[str]]:
+    """The operators of these names, and which of the names are modules written by hand; all if none is given."""
+    by_hand = [name for name in handwritten.MODULES if not names or name in names]
+    rest = [name for name in names if name not in by_hand]
+    return operators(rest) if rest or not names else [], by_hand
+
+
 def build(devices: Sequence[str], out: Path, names: Sequence[str] = ()) -> Iterator[Built]:
     """Writes `out/<device>/<operator>.py` for each operator and device, then `out/manifest.json`.
 
@@ -52,9 +59,7 @@ def build(devices: Sequence[str], out: Path, names: Sequence[str] = ()) -> Itera
         ProfileError: an unknown device.
     """
     profiles = [vendors.load(device) for device in devices]
-    by_hand = [name for name in handwritten.MODULES if not names or name in names]
-    rest = [name for name in names if name not in by_hand]
-    generated = operators(rest) if rest or not names else []
+    generated, by_hand = chosen(names)
     modules: list[tuple[Built, str]] = []
     for profile in profiles:
         for op in generated:
