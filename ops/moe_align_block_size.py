@@ -47,7 +47,7 @@ def moe_align_block_size(
     `tilewright/handwritten.py`.
     """
     return handwritten.call(
-        NAME, NAME, topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts,
+        NAME, NAME, "topk_ids", topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts,
         return_scatter_idx, **options,
     )  # fmt: skip
 
@@ -69,4 +69,4 @@ def expert_rows(topk_ids: Any, num_experts: int, expert_map: Any = None, **optio
         rows: int32 [ids]; the number of ids after the last expert's.
         starts: int32 [num_experts + 1].
     """
-    return handwritten.call(NAME, "expert_rows", topk_ids, num_experts, expert_map, **options)
+    return handwritten.call(NAME, "expert_rows", "topk_ids", topk_ids, num_experts, expert_map, **options)

@@ -110,8 +110,8 @@ def fingerprint(tensor: Tensor) -> int:
     if flat.stride(0) != 1:  # of one element or none too, which `contiguous` leaves as it is
         flat = flat.clone(memory_format=torch.contiguous_format)
     flat = flat.view(torch.uint8)
-    if flat.numel() % 8:
-        flat = torch.nn.functional.pad(flat, (0, 8 - flat.numel() % 8))
+    if flat.numel() % 8 or flat.storage_offset() % 8:  # `pad` copies
+        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8))
     words = flat.view(torch.int64)
     # Odd weights, a different one for each word of a chunk, modulo 2^64.
     weights = torch.arange(min(WORDS, words.numel()), device=tensor.device)

@@ -73,9 +73,10 @@ def _config(text: str) -> dict[str, int]:
 
 def _build(options: argparse.Namespace) -> int:
     built = []
+    generated, by_hand = chosen(options.op)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("generating", total=len(options.vendor) * sum(map(len, chosen(options.op))))
+        task = progress.add_task("generating", total=len(options.vendor) * (len(generated) + len(by_hand)))
         for module in build(options.vendor, options.out, options.op):
             built.append(module)
             progress.advance(task)

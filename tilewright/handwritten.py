@@ -42,7 +42,9 @@ def module(name: str, profile: str, interpreted: bool) -> types.ModuleType:
     return loaded
 
 
-def call(name: str, function: str, first: Any, *arguments: Any, profile: str | None = None, **options: Any) -> Any:
+def call(
+    name: str, function: str, first_name: str, first: Any, *arguments: Any, profile: str | None = None, **options: Any
+) -> Any:
     """`function(first, *arguments, **options)` of a module, for the device that the tensor `first` is on.
 
     Raises:
@@ -51,7 +53,7 @@ def call(name: str, function: str, first: Any, *arguments: Any, profile: str | N
     device = getattr(first, "device", None)
     kind = getattr(device, "type", "cpu")  # what is no tensor is for the module to refuse
     if kind == "meta":
-        raise errors.DeviceError(f"{function}: its first argument is on meta, where nothing can run")
+        raise errors.DeviceError(f"{function}: {first_name} is on meta, where nothing can run")
     interpreted = kind == "cpu"
     device_name = vendors.load(profile).name if profile else vendors.detect("cpu" if interpreted else device)
     loaded: Any = module(name, device_name, interpreted)

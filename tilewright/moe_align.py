@@ -253,7 +253,7 @@ def expert_rows(topk_ids, num_experts, expert_map=None, *, config=None):
 
 def _launch(topk_ids, expert_map, num_known, num_experts, block_size, map_first, outputs, config):
     """On the device of topk_ids, whatever the current one is; ids from `num_known` on are not routed."""
-    device, config = topk_ids.device, {**CONFIG, **(config or {})}
+    device, config = topk_ids.device, _checked(config or {})
     arguments = (topk_ids, expert_map, num_known, num_experts, block_size, map_first, outputs, config)
     if device.type == "cpu" or device.index == torch.get_device_module(device).current_device():
         _launch_here(*arguments)
@@ -301,6 +301,23 @@ def _launch_here(topk_ids, expert_map, num_known, num_experts, block_size, map_f
     moe_align_place_kernel[(num_blocks + num_experts,)](
         **ids, **written, counts=counts, totals=totals, num_blocks=num_blocks, CHUNK=CHUNK
     )
+
+
+RANGES = {"ids": (32, 1024), "few": (0, 8192), "scan": (1, 64), "num_warps": (1, 32)}  # "few" is any number
+
+
+def _checked(config):
+    """CONFIG with what the caller replaces."""
+    problems = [f"{name} is unknown" for name in sorted(set(config) - set(RANGES))]
+    for name in RANGES:
+        value, (least, most) = config.get(name, CONFIG[name]), RANGES[name]
+        kind = "whole number" if name == "few" else "power of two"
+        fits = type(value) is int and least <= value <= most
+        if not fits or (name != "few" and value & (value - 1)):
+            problems.append(f"{name} = {value!r} is no {kind} from {least} to {most}")
+    if problems:
+        raise ContractError("moe_align_block_size: config: " + "; ".join(problems))
+    return {**CONFIG, **config}
 
 
 def _name(dtype):
