@@ -121,6 +121,7 @@ def test_layouts_of_ids(path: str) -> None:
         check(ids, 16, 12, config=PATHS[path])
     high = wide.long()
     high[::5] += 2**32  # would be another expert in 32 bits
+    high[1::5] -= 2**32
     check(high, 16, 12, config=PATHS[path])
 
 
@@ -137,8 +138,11 @@ def test_expert_map(first: bool, pad: bool, path: str) -> None:
     odd[0] = 2**31 - 1
     if not first:
         odd[1] = -(2**31)  # whatever the map says is the block's name
-    ids = random_ids(60, 4, experts)
-    for expert_map in (local, local[:7], torch.cat((local, local)), strided, torch.full_like(local, -1), odd):
+    ids = random_ids(61, 3, experts)  # so that whole blocks are more places than without `pad_sorted_ids`
+    far = local.long()
+    far[2] = 1 - 2**32 if first else 0
+    short, long, nowhere = local[:7].clone(), torch.cat((local, local)), torch.full_like(local, -1)
+    for expert_map in (local, short, long, strided, nowhere, odd, far):
         options = {"pad_sorted_ids": pad, "ignore_invalid_experts": first, "return_scatter_idx": True}
         tables = check(ids, 8, experts, expert_map, config=PATHS[path], **options)
         if first:
