@@ -104,12 +104,12 @@ def _order(x: Any, dims: Any) -> tuple[int, ...]:
 
 
 def _merged(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[Axis]:
-    """The axes of a copy without those of size 1, neighbours that lie side by side in both tensors as one."""
+    """The axes of a copy to a contiguous target without those of size 1, neighbours that lie side by side as one."""
     axes: list[Axis] = []
     for axis in map(Axis, shape, source, target):
         if axis.size == 1:
             continue
-        if axes and axes[-1].source == axis.source * axis.size and axes[-1].target == axis.target * axis.size:
+        if axes and axes[-1].source == axis.source * axis.size:
             axes[-1] = Axis(axes[-1].size * axis.size, axis.source, axis.target)
         else:
             axes.append(axis)

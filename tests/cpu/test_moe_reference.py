@@ -115,7 +115,7 @@ def test_local_experts() -> None:
     ids = torch.tensor([[-1, 0, 3], [4, 7, 8]])
     assert reference.local_experts(ids, 4).tolist() == [[-1, 0, 3], [-1, -1, -1]]
     assert reference.local_experts(ids, 8, 4).tolist() == [[-1, 0, 3], [-1, -1, -1]]
-    mapped = torch.tensor([-1, -1, -1, 2, 0, -1, -1, 5])  # 5: past the experts there are
+    mapped = torch.tensor([-7, -1, -1, 2, 0, -1, -1, 5])  # 5: past the experts there are
     assert reference.local_experts(ids, 4, 8, mapped).tolist() == [[-1, -1, 2], [0, -1, -1]]
     assert reference.local_experts(ids, 4, 8, mapped[:4]).tolist() == [[-1, -1, 2], [-1, -1, -1]]
 
