@@ -104,10 +104,10 @@ def test_dims_count_from_the_end() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_rule_and_kernel_of_every_profile(profile: str) -> None:
-    """Tiles that divide, one too few and one too many along each axis, of 2 and 4 bytes, turned and not."""
+    """Tiles that divide, one too few and one too many along each axis, of 1, 2 and 4 bytes, turned and not."""
     seen, kernels = set(), set()
     for dtype, (rows, columns) in itertools.product(
-        (torch.int16, torch.int32), ((64, 64), (63, 64), (64, 65), (129, 128), (2, 1024), (3, 1030))
+        (torch.uint8, torch.int16, torch.int32), ((64, 64), (63, 64), (64, 65), (129, 128), (2, 1024), (3, 1030))
     ):
         x = random_bits(2, columns, rows, dtype=dtype)
         for source in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
