@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright import ops
+from tilewright.launch import OPERATORS
+
 HEADS, ROWS, BLOCKS, POSITIONS, EPS = 4, 16, 3, 64, 1e-6
 A = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 PADDED = f"{A}_padded"
@@ -16,6 +19,8 @@ FULL_BF16 = "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_bf16_insert"
 FULL_FP8 = "fused_deepseek_v4_qnorm_rope_kv_rope_full_cache_fp8_insert"
 GATHER = "dequantize_and_gather_k_cache"
 B = "fused_qk_norm_rope"
+SUM = "moe_sum"
+COPY = "strided_copy"
 
 
 class Maker:
@@ -97,6 +102,16 @@ def _b_partial(make: Maker) -> list[Any]:
     return _b(make, 32, False)
 
 
+def _sum(make: Maker) -> list[Any]:
+    return [make.normal(make.tokens, 3, 64), make.normal(make.tokens, 64)]
+
+
+def _copy(make: Maker) -> list[Any]:
+    """The rows of x lie side by side."""
+    x = make.bytes(2, 3, 1, 9, make.tokens).transpose(3, 4)
+    return [x, make.bytes(*x.shape)]
+
+
 SAMPLES: dict[str, tuple[str, Callable[[Maker], list[Any]]]] = {
     "A": (A, _a),
     "padded": (PADDED, _padded),
@@ -108,7 +123,14 @@ SAMPLES: dict[str, tuple[str, Callable[[Maker], list[Any]]]] = {
     "gather": (GATHER, _gather),
     "B": (B, _b),
     "B, partial": (B, _b_partial),
+    "sum": (SUM, _sum),
+    "copy": (COPY, _copy),
 }
+
+
+def operators() -> list[str]:
+    """What `tilewright.ops` offers and the engine generates."""
+    return [name for name in ops.__all__ if name in OPERATORS]
 
 
 def sample(name: str, device: Any = "cpu", seed: int = 0, tokens: int = 5) -> tuple[str, list[Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import described
-from samples import FULL_BF16, FULL_FP8, GATHER, KV, PADDED, SAMPLES, A, B, contents, sample
+from samples import COPY, FULL_BF16, FULL_FP8, GATHER, KV, PADDED, SAMPLES, SUM, A, B, contents, operators, sample
 
 from tilewright import interpret, ops, vendors
 from tilewright.errors import ContractError, DeviceError, DtypeError, LayoutError, ShapeError
@@ -168,6 +168,23 @@ LISTED: dict[str, list[Listed]] = {
         one("gather", "k_cache", torch.zeros(3 * 9344 + 1, dtype=torch.uint8)[1:].view(3, 9344),
             "k_cache begins 1 bytes into its storage, an even number is needed", kind=LayoutError),
     ],
+    SUM: [
+        one("sum", "input", LONG.new_zeros(5, 0, 64), "input has slots=0, at least 1 is needed"),
+        one("sum", "input", LONG.new_zeros(5, 65, 64), "input has slots=65, at most 64 is supported"),
+        one("sum", "input", LONG.new_zeros(5, 3, 0), "input has columns=0, at least 1 is needed",
+            "output has columns=64, input has 0"),
+        one("sum", "input", LONG.expand(5, 3, MANY), "input has columns=1048577, at most 1048576 is supported",
+            "output has columns=64, input has 1048577"),
+        one("sum", "output", LONG.new_zeros(4, 64), "output has tokens=4, input has 5"),
+        one("sum", "output", LONG.new_zeros(5, 63), "output has columns=63, input has 64"),
+    ],
+    COPY: [
+        one("copy", "out", torch.zeros(shape, dtype=torch.uint8), f"out has {axis}={size + 1}, x has {size}")
+        for shape, axis, size in (
+            ((3, 3, 1, 5, 9), "outers", 2), ((2, 4, 1, 5, 9), "middles", 3), ((2, 3, 2, 5, 9), "inners", 1),
+            ((2, 3, 1, 6, 9), "rows", 5), ((2, 3, 1, 5, 10), "columns", 9),
+        )
+    ],
 }  # fmt: skip
 ELSEWHERE = {A: "test_errors_deepseek_v4.py", B: "test_errors_qk_norm_rope.py"}  # all of their texts
 
@@ -245,7 +262,7 @@ def test_texts_of_an_operators_own_checks(operator: str, number: int) -> None:
     assert type(error) is kind or len(expected) > 1
 
 
-@pytest.mark.parametrize("operator", ops.__all__)
+@pytest.mark.parametrize("operator", operators())
 def test_texts_of_what_every_argument_is_asked(operator: str) -> None:
     """The line stands in the message; other lines may follow from the same change."""
     for argument, value, kind, line in shared(operator):
@@ -260,7 +277,7 @@ def pattern(message: str) -> re.Pattern[str]:
     return re.compile("".join(re.escape(text) + (".+" if field is not None else "") for text, field in parts))
 
 
-@pytest.mark.parametrize("operator", [o for o in ops.__all__ if o not in ELSEWHERE])
+@pytest.mark.parametrize("operator", [o for o in operators() if o not in ELSEWHERE])
 def test_every_check_has_its_text(operator: str) -> None:
     made = OPERATORS[operator]
     checks = _Module(made.kernel, made.public, vendors.load("generic"), made.kernel.rules("generic"))._checks()
