@@ -16,8 +16,11 @@ def q_head(
     x and out [tokens, heads, pairs, side], `dim` lanes a head, or without heads; cos and sin [tokens, pairs] float32.
     Pairs that the tables have not do not rotate.
     """
-    first, second = turned_head(x, cos, sin, dim, eps, normed, rotated)
-    out = join(first, second, "side")
+    if normed or rotated:
+        first, second = turned_head(x, cos, sin, dim, eps, normed, rotated)
+        out = join(first, second, "side")
+    else:
+        out = x
 
 
 def head_e4m3(
@@ -40,13 +43,10 @@ def turned_head(
 ) -> tuple[Tile, Tile]:
     """Both sides of the pairs of rotate(rms_norm(x)), in float32."""
     first, second = split(float32(x), "side")
-    if normed:  # then a NaN or an infinity has made NaN of its head, and the rotation may touch every pair
+    if normed:
         first, second = rms_norm(first, second, dim, eps)
-        if rotated:
-            first, second = rotate(first, second, cos, sin)
-    else:
-        if rotated:
-            first, second = rotate_inside(first, second, cos, sin)
+    if rotated:
+        first, second = rotate_inside(first, second, cos, sin)
     return first, second
 
 

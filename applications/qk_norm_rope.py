@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.applications.rms_norm import rms_norm
-from tilewright.applications.rope import rotate
+from tilewright.applications.rope import rotate_inside
 from tilewright.language import Tile, float32, join, split
 
 
@@ -16,5 +16,5 @@ def qk_head(x: Tile, weight: Tile, cos: Tile, sin: Tile, dim: int, eps: float) -
     first, second = split(float32(x), "side")
     first, second = rms_norm(first, second, dim, eps)
     first_weight, second_weight = split(float32(weight), "side")
-    first, second = rotate(first * first_weight, second * second_weight, float32(cos), float32(sin))
+    first, second = rotate_inside(first * first_weight, second * second_weight, float32(cos), float32(sin))
     x = join(first, second, "side")

@@ -13,5 +13,5 @@ def rotate(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]
 def rotate_inside(first: Tile, second: Tile, cos: Tile, sin: Tile) -> tuple[Tile, Tile]:
     """As rotate for the pairs that cos has; the others stay as they are to the bit, infinities and -0.0 too."""
     turned, other = rotate(first, second, cos, sin)
-    rotates = inside(cos)
+    rotates = inside(cos, "pairs")
     return where(rotates, turned, first), where(rotates, other, second)

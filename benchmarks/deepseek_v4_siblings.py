@@ -217,7 +217,7 @@ def candidates(problem: Timed) -> list[Config]:
             continue
         if problem.heads % heads or not all(256 <= elements <= 4096 for elements in per_warp):
             continue
-        if problem.has_q and kv_tokens > 2 * tokens:  # kv rows are few beside the heads
+        if problem.has_q and kv_tokens > 4 * tokens:  # kv rows are few beside the heads
             continue
         distance = sum(abs(math.log2(elements / 1024)) for elements in per_warp)
         config = {"tokens": tokens, "heads": heads, "kv_tokens": kv_tokens, "num_warps": warps, "num_stages": 1}

@@ -80,6 +80,7 @@ def rows_of_a_block() -> Requirement:
 def rows_apart() -> tuple[Requirement, Requirement]:
     """Rows and blocks of k_cache [blocks, rows, ...] do not overlap."""
     block = "(k_cache.shape[1] - 1) * k_cache.stride(1) + k_cache.shape[2]"
+    all_blocks = "(k_cache.shape[0] - 1) * k_cache.stride(0) + k_cache.shape[2]"  # of one row, where rows hold blocks
     return (
         Requirement(
             "LayoutError",
@@ -89,7 +90,8 @@ def rows_apart() -> tuple[Requirement, Requirement]:
         ),
         Requirement(
             "LayoutError",
-            f"k_cache.shape[0] <= 1 or k_cache.stride(0) >= {block}",
+            f"k_cache.shape[0] <= 1 or k_cache.stride(0) >= {block} "
+            f"or (k_cache.stride(0) >= k_cache.shape[2] and k_cache.stride(1) >= {all_blocks})",
             f"k_cache has blocks of {{{block}}} elements {{k_cache.stride(0)}} apart: they overlap",
             ("k_cache",),
         ),

@@ -176,7 +176,7 @@ def fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert_padded(
         position_ids: [tokens] int64, any stride, each within cos_sin_cache where it is used: by rows with a slot, and
             by every token whose q is rotated.
         cos_sin_cache: [positions, 64] float32, contiguous: 32 cosines, then 32 sines.
-        q_head_padded: heads of q_out, at least those of q_in; 0: insert kv alone.
+        q_head_padded: heads of q_out, at least those of q_in, at most 16384; 0: insert kv alone.
         eps: added to the mean of squares.
         cache_block_size: rows of a cache block.
         apply_q_norm: divide every head by its root mean square.

@@ -159,8 +159,8 @@ def fused_qk_norm_rope(
     Args:
         qkv: [tokens, (num_heads_q + num_heads_k + num_heads_v) * head_dim] bfloat16 or float16, rows of query, key and
             value heads; unit stride along a row, rows any distance apart that do not overlap.
-        num_heads_q: query heads, 0 or more.
-        num_heads_k: key heads, 0 or more.
+        num_heads_q: query heads, 0 to 16384.
+        num_heads_k: key heads, 0 to 16384.
         num_heads_v: value heads, 0 or more.
         head_dim: lanes of a head, a multiple of 16 up to 512.
         eps: added to the mean of squares.

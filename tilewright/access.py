@@ -535,6 +535,14 @@ class Places:
         return text
 
     # -- masks
+    def along(self, axis: Axis, conditions: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Those conditions that ask where an element lies along an axis of the tile."""
+        def asks(e: Expr) -> bool:
+            lanes = (a for a in e.atoms() if isinstance(a, Index) and a.role == "lane")
+            return any(str(axis.name) in lane.name.split("+") for lane in lanes)
+
+        return tuple(filter(asks, conditions))
+
     def mask(self, conditions: Iterable[Expr], dims: tuple[Dim, ...]) -> str:
         """Text of the conjunction of conditions, broadcast over `dims`; "" if there is none."""
         ordered = sorted(conditions, key=lambda e: self._position(tuple(self.name(e).atoms(deep=False))))

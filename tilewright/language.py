@@ -58,7 +58,7 @@ class Scope(Protocol):
     def size_text(self, axis: Axis) -> str: ...
     def axis(self, name: str) -> Axis: ...
     def split(self, operand: Any, axis: str) -> tuple[Value, Value]: ...
-    def inside(self, operand: Any) -> Value: ...
+    def inside(self, operand: Any, axis: str) -> Value: ...
     def load_as(self, operand: Any, dtype: str) -> Any: ...
     def element(self, operand: Any) -> str: ...
 
@@ -317,6 +317,8 @@ def minimum(scope: Scope, x: Any, y: Any) -> Value:
 def where(scope: Scope, condition: Any, x: Any, y: Any) -> Value:
     """where(condition, x, y), elementwise."""
     values, dims = aligned(scope, [scope.read(v) for v in (condition, x, y)])
+    if isinstance(values[0].literal, bool):
+        return scope.read(x if values[0].literal else y)
     if values[0].dtype != "bool":
         raise scope.refuse(f"where() chooses by a comparison, not by {values[0].code}")
     kind = next((v.dtype for v in values[1:] if v.literal is None), values[1].dtype)
@@ -353,9 +355,9 @@ def position(scope: Scope, axis: str) -> Value:
 
 
 @word
-def inside(scope: Scope, tile: Any) -> Value:
-    """inside(tile): where the elements of a tile exist, rather than being its fill; bool."""
-    return scope.inside(tile)
+def inside(scope: Scope, tile: Any, axis: str) -> Value:
+    """inside(tile, axis): where a tile has elements along an axis, rather than its fill; bool."""
+    return scope.inside(tile, axis)
 
 
 @word

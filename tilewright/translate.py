@@ -105,6 +105,8 @@ class Translator:
             raise ApplicationError(f"{function.__name__} is not a plain function")
         frame = Frame(function, values, inspect.getsourcefile(function) or "?", first)
         if self.frames:
+            if self.body and self.body[-1].startswith("# "):  # the caller's own line has nothing under it
+                self.body.pop()
             self.body.append(f"# {_short(frame)}:{first}")
         self.frames.append(frame)
         result = None
@@ -223,6 +225,8 @@ class Translator:
             left, right = self._value(node.left), self._value(node.right)
             self.node = node
             return binary(self, type(node.op).__name__, left, right)
+        if isinstance(node, ast.BoolOp):
+            return self._flags(node)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return binary(self, type(node.ops[0]).__name__, self._value(node.left), self._value(node.comparators[0]))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -233,6 +237,14 @@ class Translator:
         if isinstance(node, ast.Call):
             return self._word(node)
         raise self.refuse("this expression has no meaning in an application")
+
+    def _flags(self, node: ast.BoolOp) -> Value:
+        """`and` and `or` of flags."""
+        values = [self._value(operand) for operand in node.values]
+        self.node = node
+        if not all(isinstance(v, Value) and isinstance(v.literal, bool) for v in values):
+            raise self.refuse("and, or join flags of the operator; tiles are chosen among with where()")
+        return literal((all if isinstance(node.op, ast.And) else any)(v.literal for v in values))
 
     def _look_up(self, name: str) -> Any:
         frame = self.frames[-1]
@@ -345,11 +357,12 @@ class Translator:
             return operand
         raise self.refuse(f"{operand!r} is no value")
 
-    def inside(self, operand: Any) -> Value:
+    def inside(self, operand: Any, axis: str) -> Value:
         if not isinstance(operand, TileRef):
             raise self.refuse("inside() asks about a tile")
         access = self.places.access(operand.parameter)
-        return Value(access.mask, "bool", access.dims, AND) if access.mask else literal(True)
+        along = self.places.along(self.axis(axis), access.conditions)
+        return Value(self.places.mask(along, access.dims), "bool", access.dims, AND) if along else literal(True)
 
     def split(self, operand: Any, axis: str) -> tuple[Value, Value]:
         found = self.axis(axis)

@@ -198,9 +198,18 @@ def test_split_of_an_axis_that_is_no_pair() -> None:
 
 def test_inside_of_no_tile() -> None:
     def application(x: Tile, y: Tile) -> None:
-        y = where(inside(x + 1.0), x, 0.0)
+        y = where(inside(x + 1.0, "cols"), x, 0.0)
 
-    assert refused(application, x=X, y=Y) == text(application, "inside() asks about a tile", "inside(x + 1.0)")
+    at = 'inside(x + 1.0, "cols")'
+    assert refused(application, x=X, y=Y) == text(application, "inside() asks about a tile", at)
+
+
+def test_or_of_what_is_no_flag() -> None:
+    def application(x: Tile, y: Tile) -> None:
+        y = where(x > 1.0 or x < 0.0, x, 0.0)
+
+    message = "and, or join flags of the operator; tiles are chosen among with where()"
+    assert refused(application, x=X, y=Y) == text(application, message, "x > 1.0 or x < 0.0")
 
 
 def test_wrong_number_of_values() -> None:

@@ -322,6 +322,48 @@ def test_without_norm_an_infinity_stays_where_it_is() -> None:
     assert returned.isfinite().logical_not().nonzero().tolist() == [[0, 0, 8], [1, 0, 11]]
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("profile", ["nvidia-h200", "generic"])
+def test_with_norm_an_infinity_is_a_nan_where_it_is(profile: str, interleaved: bool) -> None:
+    """inf * rsqrt(inf) is NaN; the rest of its head becomes 0, its pair only where it rotates."""
+    inputs = make(Case(PADDED, Problem(3, 2, 16, spread=0), padded=2, interleaved=interleaved))
+    heads = siblings.deinterleave(inputs.q) if interleaved else inputs.q.clone()
+    heads[0, 0, 8], heads[1, 1, 11], heads[2, 0, 451] = torch.inf, -torch.inf, torch.inf
+    inputs.q = siblings.interleave(heads) if interleaved else heads
+    returned = inputs.call(profile=profile)
+    returned = siblings.deinterleave(returned) if interleaved else returned
+    assert returned.isnan().nonzero().tolist() == [[0, 0, 8], [1, 1, 11], [2, 0, 450], [2, 0, 451]]
+    assert not returned[[0, 1, 2], [0, 1, 0]].nan_to_num().any()
+
+
+def test_with_norm_an_infinity_makes_no_code_of_its_neighbour() -> None:
+    inputs = make(Case(FULL_FP8, Problem(2, 1, 16, spread=0), "e4m3"))
+    inputs.q[0, 0, 8] = torch.inf
+    inputs.call()
+    codes = inputs.q_fp8.view(torch.uint8)[0, 0]
+    assert (codes & 0x7F).nonzero().tolist() == [[8]] and codes[8] == 0xFE
+
+
+def test_a_copy_keeps_the_bits_of_a_nan() -> None:
+    inputs = make(Case(PADDED, Problem(1, 1, 16, spread=0), padded=1, normed=False, rotated=False))
+    bits = torch.tensor([0x7FC0, 0x7F81, 0xFFC0 - 0x10000, 0x7F80], dtype=torch.int16)
+    inputs.q.view(torch.int16)[0, 0, :4] = bits
+    assert torch.equal(inputs.call().view(torch.int16)[0, 0, :4], bits)
+
+
+@pytest.mark.parametrize("operator", [KV, FULL_BF16])
+def test_a_cache_whose_rows_hold_its_blocks(operator: str) -> None:
+    inputs, other = (make(Case(operator, Problem(3, 1, 4), "rows")) for _ in range(2))
+    blocks, rows, dim = inputs.k_cache.shape
+    turned = torch.full((rows, blocks, dim), 7.0, dtype=BF16)
+    other.k_cache = turned.transpose(0, 1)
+    filled = torch.full((blocks, rows, dim), 7.0, dtype=BF16)
+    inputs.k_cache = filled
+    inputs.call()
+    other.call()
+    assert torch.equal(other.k_cache, inputs.k_cache) and not bool((filled == 7.0).all())
+
+
 def test_a_row_cache_keeps_the_bits_of_lanes_that_do_not_rotate() -> None:
     inputs = make(Case(KV, Problem(3, 1, 16, content="zeros"), "rows"))
     inputs.call()

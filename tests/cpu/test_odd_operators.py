@@ -141,7 +141,7 @@ def test_a_division_whose_numerator_moves_along_two_axes() -> None:
 
 
 def where_inside(x: Tile, y: Tile) -> None:
-    y = where(inside(x), 1.0, 0.0) + where(inside(y), 0.5, 0.0) + x * 0.0
+    y = where(inside(x, "cols"), 1.0, 0.0) + where(inside(y, "rows"), 0.5, 0.0) + x * 0.0
 
 
 def test_inside_is_true_where_a_tile_has_elements() -> None:

@@ -58,6 +58,9 @@ class Number:
     def __floordiv__(self, other: Any) -> Any:
         return self._with(other, np.floor_divide)  # a negative slot, where C would truncate, is masked
 
+    def __neg__(self) -> Any:
+        return Number(-self.values)
+
     def __mod__(self, other: Any) -> Any:
         return self._with(other, np.mod)
 
@@ -400,3 +403,41 @@ def test_siblings_in_32_bits_would_be_wrong(name: str, profile: str) -> None:
     sizes = {"num_tokens": tokens, "num_heads": heads, "q_head_padded": heads, "position_stride": 1, **config}
     found = places(source, "q_head", {"position_ids": lambda o: o % 1000}, pid=pid, eps=1e-6, **sizes)
     assert not np.array_equal(found["load x"], q_expected(config, tokens, heads, pid))
+
+
+def interleaved(config: dict[str, int], tokens: int, pid: int, cut: int, heads: int, first: int, of_heads: bool) -> Any:
+    """Offsets of a program's heads or pieces: of `cut` heads from `first` on, of `heads` interleaved ones a token."""
+    tile, tiles = config["heads"], cut // config["heads"]
+    tokens_of = np.arange(pid // tiles * config["tokens"], min((pid // tiles + 1) * config["tokens"], tokens))
+    head, lane = np.meshgrid(pid % tiles * tile + np.arange(tile), np.arange(512), indexing="ij")
+    if of_heads:
+        place = lane // 16 * heads * 16 + (first + head) * 16 + lane % 16
+    else:
+        at = head * 512 + lane
+        place = at // (16 * cut) * heads * 16 + first * 16 + at % (16 * cut)
+    return np.sort((tokens_of[:, None] * heads * 512 + place.ravel()[None]).ravel())
+
+
+INTERLEAVED = {"q_head_interleaved": True, "q_head_unnormed_interleaved": False,
+               "q_head_unnormed_unrotated_interleaved": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", SHIPPED)
+def test_interleaved_heads_past_2_31_elements(profile: str) -> None:
+    source, (tokens, heads), pads = OPERATORS[PADDED].source(profile), LARGE[-1], 64
+    sizes = {"num_tokens": tokens, "num_heads": heads, "num_pads": pads, "q_head_padded": heads + pads}
+    positions = {"position_ids": lambda offset: offset % 1000}
+    for config in sibling_configs(PADDED, profile):
+        for pid in last_programs(config, tokens, heads):
+            for function, of_heads in INTERLEAVED.items():
+                found = places(source, function, positions, pid=pid, eps=1e-6, position_stride=1, **sizes, **config)
+                loaded = interleaved(config, tokens, pid, heads, heads, 0, of_heads)
+                assert np.array_equal(found["load x"], loaded)
+                stored = interleaved(config, tokens, pid, heads, heads + pads, 0, of_heads)
+                assert np.array_equal(found["store out"], stored)
+        assert loaded[-1] == tokens * heads * 512 - 1
+        for pid in last_programs(config, tokens, pads):
+            found = places(source, "zero_heads_interleaved", {}, pid=pid, **sizes, **config)
+            stored = interleaved(config, tokens, pid, pads, heads + pads, heads, False)
+            assert np.array_equal(found["store out"], stored)
+        assert stored[-1] == tokens * (heads + pads) * 512 - 1

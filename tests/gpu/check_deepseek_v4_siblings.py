@@ -134,6 +134,7 @@ def large_checks() -> Iterator[Check]:
     yield Check("large", Case(PADDED, sized(32768, 64), "mx", 64, False, False, True))
     yield Check("large", Case(PADDED, sized(65536, 128), padded=128))
     yield Check("large", Case(PADDED, sized(131072, 8), padded=64))
+    yield Check("large", Case(PADDED, sized(65536, 96), "mx", 128, False, True, True))
     yield Check("large", Case(FULL_BF16, sized(65536, 128), "rows"))
     yield Check("large", Case(FULL_FP8, sized(65536, 128), "e4m3"))
     for cache in ("packed", "mx", "rows", "e4m3"):
