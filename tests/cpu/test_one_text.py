@@ -36,7 +36,13 @@ def texts(folder: str) -> list[Any]:
 
 
 def choices(text: str) -> list[str]:
-    """Each place of an application's text that chooses by something else than a parameter annotated `bool`."""
+    """Each place of an application's text that chooses by something else than parameters annotated `bool`."""
+
+    def asks_flags(test: ast.AST, flags: set[str]) -> bool:
+        if isinstance(test, ast.BoolOp):
+            return all(asks_flags(value, flags) for value in test.values)
+        return isinstance(test, ast.Name) and test.id in flags
+
     found = []
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef):
@@ -55,7 +61,7 @@ def choices(text: str) -> list[str]:
             found += [
                 f"{function.name}: {ast.unparse(test).splitlines()[0]}"
                 for test in tests
-                if not (isinstance(test, ast.Name) and test.id in flags)
+                if not asks_flags(test, flags)
             ]
     return found
 
