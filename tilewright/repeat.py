@@ -102,7 +102,7 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
             continue
 {_indented(aligned, 8)}        if _low != _alignment:
             continue
-{_indented(launch, 8)}            _kinds[None] = ({recent})
+{_indented(launch, 8)}            _kinds[None] = ({recent},)
             return {returned}
         _known = True
         break

@@ -301,3 +301,9 @@ def test_a_call_keeps_no_tensor_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     del given
     gc.collect()
     assert held() is None  # q of the first call of a kind, gigabytes of it in a profiling run
+
+
+def test_an_operator_without_numbers_is_repeated() -> None:
+    device, given = Device("moe_sum"), [torch.zeros(3, 2, 64), torch.zeros(3, 64)]
+    assert [device.call(*given) for _ in range(4)] == ["slow", None, None, None]
+    assert len(device.launched) == 3
