@@ -236,8 +236,9 @@ def last_launch() -> Launch | None:
 
 
 def _described(launched: tuple[Any, ...]) -> Launch:
-    name, module, compiled, (rule, config, kernel, flags) = launched
-    return Launch(name, module.PROFILE, rule, dict(config), kernel, dict(module.LOWERINGS), compiled, dict(flags))
+    name, module, compiled, (rule, config, kernel, flags, *used) = launched  # used: lowerings that a call chooses
+    lowerings = {**module.LOWERINGS, **(used[0] if used else {})}
+    return Launch(name, module.PROFILE, rule, dict(config), kernel, lowerings, compiled, dict(flags))
 
 
 def _is_traced(args: tuple[Any, ...]) -> bool:

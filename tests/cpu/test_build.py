@@ -138,10 +138,7 @@ def test_bytes_do_not_depend_on_what_was_generated_before(built: Path, tmp_path:
     """Other texts first, in this process, and the profiles in another order."""
     config = {"tokens": 4, "heads": 8, "kv_tokens": 2, "num_warps": 4, "num_stages": 1}
     for device in vendors.names():
-        try:
-            OPERATORS[NAME].source(device, config)
-        except tilewright.errors.GenerationError:
-            continue
+        OPERATORS[NAME].source(device, config)
     OPERATORS[NAME].module("generic", True, config)
     type(OPERATORS[NAME])._text.cache_clear()
     written = list(build(SHIPPED[::-1], tmp_path))
