@@ -443,7 +443,8 @@ class Places:
         loaded = set(self.moved.values())
         for axis, at, stride in zip(axes, place, source.strides, strict=True):
             atoms = at.atoms()
-            if any(isinstance(a, Loaded) or a in loaded for a in atoms) and any(isinstance(a, Div | Mod) for a in atoms):
+            divides = any(isinstance(a, Div | Mod) for a in atoms)
+            if divides and any(isinstance(a, Loaded) or a in loaded for a in atoms):
                 at = self.derived(singular(str(axis.name)), at)
             total = total + at * stride
         return self.render(total, dims, widen=True)

@@ -78,6 +78,8 @@ CAPABILITIES = (
     "op.div_rn",
     "op.gather",
     "op.inline_asm",
+    "op.load_options",
+    "op.min",
     "op.pow",
     "op.reshape_pair",
     "op.sort",
