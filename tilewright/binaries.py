@@ -83,7 +83,7 @@ def compiled(operator: str, text: str, arch: str, cache: Path) -> Iterator[Binar
     from tilewright.ops.problems import problems
 
     cache.mkdir(parents=True, exist_ok=True)
-    file = cache / f"{operator}_{arch}.py"
+    file = cache / f"{operator}_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"  # two devices may share a target
     file.write_text(text)
     module: Any = types.ModuleType(operator)
     module.__file__ = str(file)
