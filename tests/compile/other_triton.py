@@ -1,6 +1,6 @@
-"""Compiles the texts of profiles whose compilers are forks of an older Triton with that Triton, for sm_90.
+"""Compiles the texts of profiles with another Triton, for sm_90: many compilers are forks of an older one.
 
-    python tests/compile/older_triton.py --python OTHER/bin/python     # one that has triton 3.2 or 3.3, and no torch
+    python tests/compile/other_triton.py --python OTHER/bin/python     # one that has triton, and needs no torch
 
 This Triton says what each kernel is specialised on; the other one compiles the same text from that. One line a kernel.
 """
@@ -76,7 +76,7 @@ def jobs(profile: str, folder: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", required=True, help="an interpreter with an older Triton")
+    parser.add_argument("--python", required=True, help="an interpreter with another Triton")
     parser.add_argument("--profiles", nargs="+", default=["hygon-bw1000", "metax-c550"])
     options = parser.parse_args()
     problems.HEADS, problems.HEAD_DIMS = (64,), (128,)  # a size is as good as another
