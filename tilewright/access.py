@@ -287,29 +287,48 @@ class Places:
         )  # fmt: skip
 
     def _inside(self, source: Source, place: Sequence[Expr], mask: Sequence[Expr]) -> Sequence[Expr]:
-        """`place` with variables that the mask tests moved to where it holds, if an address may leave the tensor."""
+        """`place` with what the mask tests moved to where it holds, if an address may leave the tensor.
+
+        A condition on one variable moves that variable; others move the coordinates they are about, into their axis.
+        """
         axes = source.choices[0].axes if source.choices else source.axes
-        at = place[len(place) - len(axes) :]
-        if not self.exact or all(
-            nonnegative(p) and nonnegative(axis.size - 1 - p) for p, axis in zip(at, axes, strict=True)
-        ):
+        first = len(place) - len(axes)
+        inside = [nonnegative(p) and nonnegative(a.size - 1 - p) for p, a in zip(place[first:], axes, strict=True)]
+        if not self.exact or all(inside):
             return place
         bounds: dict[Named, list[str]] = {}
+        about: set[Atom] = set()  # variables of the conditions on several
         for e in mask:
             named = self.name(e)
             subject = next((t[0] for t, c in named.terms.items() if len(t) == 1 and abs(c) == 1
                             and isinstance(t[0], Named)), None)  # fmt: skip
-            if subject is None or self.dims_of(named - named.coefficient(subject) * subject.expr):
-                raise GenerationError(f"{source.name}: {self.describe(e)} keeps no single variable in range")
-            if named.coefficient(subject) == -1:
+            if subject is None or self.dims_of(named - (named.coefficient(subject) or const(0)) * subject.expr):
+                about |= {atom for atom in named.atoms() if isinstance(atom, Named)}
+            elif named.coefficient(subject) == -1:
                 bounds.setdefault(subject, []).append(f"tl.minimum({{}}, {self.text(named + subject.expr)})")
             else:
                 bounds.setdefault(subject, []).append(f"tl.maximum({{}}, {self.text(subject.expr - named)})")
-        used = {atom for p in at for atom in self.name(p).atoms()}
+        named_place = [self.name(p) for p in place]
+        used = {atom for p in named_place[first:] for atom in p.atoms()}
         moved: dict[Atom, Expr | int] = {
             subject: self._moved(subject, texts) for subject, texts in bounds.items() if subject in used
         }
-        return [self.name(p).substitute(moved) for p in place]
+        out = [p.substitute(moved) for p in named_place]
+        for i, axis in enumerate(axes):
+            if not inside[i] and about & set(out[first + i].atoms()):
+                out[first + i] = self._within(out[first + i], axis)
+        return out
+
+    def _within(self, place: Expr, axis: Axis) -> Expr:
+        """A variable that is `place` where that is a position of `axis`, and the nearest one elsewhere."""
+        dims = self.dims_of(place)
+        text = f"tl.minimum(tl.maximum({self.render(place, dims)}, 0), {self.text(axis.size - 1)})"
+        if text not in self.moved:
+            name = self.fresh(f"{singular(str(axis.name))}_in")
+            self.definitions[name] = Definition(name, dims, text, f"{text}.to({self.index})")
+            self.head.append(self.definitions[name])
+            self.moved[text] = Named(name, top(axis.size))
+        return self.moved[text].expr
 
     def _moved(self, subject: Named, bounds: Sequence[str]) -> Expr:
         """A variable that is `subject` where it is within bounds, and the nearest bound elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -193,6 +194,18 @@ def test_exact_addresses_stay_inside(profile: str) -> None:
             run_sibling(name, cache, profile, Case(17, 3, 16, slots="skipping"))
         for case in (qk_norm_rope.Case(17, (3, 1, 2), 80, 36, max_position=40), qk_norm_rope.Case(8, (16, 8, 8), 128)):
             qk_norm_rope.run(function(B), qk_norm_rope.make(case), profile=profile)
+
+
+@pytest.mark.parametrize("profile", [*EXACT, "cambricon-mlu590"])
+@pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=3)), ids=str)
+def test_flags_of_the_padded_contract(flags: tuple[bool, bool, bool], profile: str) -> None:
+    """Norm, rotation and interleaved heads, each a text of its own; a condition may be about a head and a lane."""
+    lanes = interpret.every_lane if profile in EXACT else contextlib.nullcontext
+    for heads, padded in ((4, 8), (3, 3)):
+        problem = Case(5, heads, 16, slots="skipping")
+        case = siblings.Case(siblings.PADDED, problem, "packed", padded, *flags)
+        with lanes():
+            siblings.run(siblings.make(on(profile, case)), profile=profile)
 
 
 def test_masked_addresses_do_not() -> None:
