@@ -79,7 +79,7 @@ def _config(text: str) -> dict[str, int]:
 
 def _build(options: argparse.Namespace) -> int:
     devices = ["all"] if options.all else options.vendor
-    count = len(vendors.names() if options.all else devices) * sum(map(len, chosen(options.op)))
+    count = len(vendors.names() if options.all else devices) * sum(len(names) for names in chosen(options.op))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("compiling" if options.binaries else "generating", total=count)
