@@ -139,9 +139,10 @@ def test_a_call_finds_what_a_build_compiled(
     assert {path for path in cache.rglob("*.cubin")} == before
 
 
-def test_every_operator_has_problems() -> None:
-    """Head counts and head dims of the contract, and the profile's own float8."""
-    for operator in operators():
+def test_operators_have_problems() -> None:
+    """Head counts and head dims of the contract, and the profile's own float8; none yet of the steps around experts."""
+    assert {operator.name for operator in operators()} - set(problems.LISTS) == {"moe_sum", "strided_copy"}
+    for operator in operators(list(problems.LISTS)):
         names = [name for name, _ in problems.problems(operator.name)]
         assert names and len(set(names)) == len(names), operator.name
     assert [name for name, _ in problems.problems(A)] == [f"{n}_heads" for n in (8, 16, 32, 64, 128)]

@@ -16,7 +16,7 @@ STAND_INS = ("sm_90", "gfx942")
 
 
 @pytest.mark.parametrize("profile", vendors.names())
-@pytest.mark.parametrize("name", [operator.name for operator in operators()])
+@pytest.mark.parametrize("name", sorted(problems.LISTS))
 def test_compiles(name: str, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles, so that a form is compiled rather than a size; each kernel that a call launches."""
     monkeypatch.setattr(problems, "HEADS", (8,))

@@ -17,7 +17,7 @@ import torch
 from compiled import launched
 
 import tilewright
-from tilewright import binaries, flaggems, vendors
+from tilewright import binaries, flaggems, handwritten, vendors
 from tilewright import build as building
 from tilewright.build import build, operators
 from tilewright.errors import BuildError, ProfileError
@@ -34,7 +34,7 @@ warp_size = {FACT.format(16)}
 max_threads = {FACT.format(256)}
 scratch_bytes = {FACT.format(65536)}
 grid_limit = {FACT.format([1023, 1, 1])}
-num_warps = {FACT.format([1, 2])}
+num_warps = {FACT.format([1, 2, 4])}
 num_stages = {FACT.format([1])}
 [support]
 "dtype.fp64" = {FACT.format('"unsupported"')}
@@ -66,7 +66,8 @@ def test_a_made_up_device_is_one_file(tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert {name for name in files(out) if name.endswith(".py")} == {f"card-1/{op.name}.py" for op in operators()}
+    names = [*(operator.name for operator in operators()), *handwritten.MODULES]
+    assert {name for name in files(out) if name.endswith(".py")} == {f"card-1/{name}.py" for name in names}
     text = (out / "card-1" / f"{A}.py").read_text()
     assert "for first_program in range(0, programs, 1023):" in text and "tl.reshape(turning, (32, 2))" in text
     profile = vendors.load(str(card))
@@ -90,14 +91,14 @@ def test_files_of_profiles_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_violation_stops_the_build(tmp_path: Path) -> None:
     card = tmp_path / "narrow.toml"
-    card.write_text(CARD.replace("card-1", "card-2").replace("[1, 2]", "[2]"))
+    card.write_text(CARD.replace("card-1", "card-2").replace("[1, 2, 4]", "[2, 4]"))
     with pytest.raises(BuildError) as caught:
         list(build([str(card)], tmp_path / "out", [A, GATHER]))
     said = []
     for operator in operators([A, GATHER]):
         lines = operator.source(str(card)).splitlines()
         at = lines.index("RULES = (") + 3  # the configuration stands behind its provenance
-        problem = "warps: num_warps = 1 [num_warps = 2: stated, its manual]"
+        problem = "warps: num_warps = 1 [num_warps = 2, 4: stated, its manual]"
         said.append(f"  card-2/{operator.name}.py: line {at}: {problem}")
     assert str(caught.value).splitlines() == ["texts that their devices cannot run:", *sorted(said)]
     assert not (tmp_path / "out").exists()

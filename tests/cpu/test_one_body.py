@@ -21,13 +21,11 @@ from tilewright.module import module_text
 HYGON, METAX = vendors.load("hygon-bw1000"), vendors.load("metax-c550")
 A = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
 NAMES = [operator.name for operator in operators()]
-WIDE = {"tokens": 8, "heads": 1, "kv_tokens": 8, "num_warps": 4, "num_stages": 1}
 
 
 def body(kernel: Kernel, public: Any, profile: vendors.VendorProfile) -> str:
-    """All device code of a module, for one tiling."""
-    config = {name: WIDE[name] for name in (*kernel.tiles, "num_warps", "num_stages")}
-    text = module_text(kernel, public, profile, forced(config))
+    """All device code of a module, for the tiling that Hygon's first rule has."""
+    text = module_text(kernel, public, profile, forced(kernel.rules(HYGON.name).rules[0].config))
     return text[text.index("import torch\n") : text.index("\nRULES = (")]
 
 
