@@ -2,7 +2,6 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
-VENDORS := nvidia-h200 hygon-bw1000 metax-c550 generic
 
 BIN       := .venv/bin
 INSTALLED := .venv/.installed
@@ -18,7 +17,7 @@ endif
 .PHONY: generate test test-all lint wheel clean
 
 generate: $(INSTALLED)
-	$(BIN)/python -m tilewright build --vendor $(VENDORS) --out generated
+	$(BIN)/python -m tilewright build --all --out generated
 	$(BIN)/python -m tilewright check
 
 test: lint

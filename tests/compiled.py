@@ -196,7 +196,7 @@ def launched(module: types.ModuleType, call: Callable[[], object]) -> list[Launc
     kernels = {
         name: value
         for name, value in vars(module).items()
-        if (isinstance(value, KernelInterface) or _is_recorder(value)) and name.endswith(("_kernel", "_kernel_masked"))
+        if (isinstance(value, KernelInterface) or _is_recorder(value)) and re.search(r"_kernel(_|$)", name)
     }
     try:
         vars(module).update({name: Recorder(kernel) for name, kernel in kernels.items()})

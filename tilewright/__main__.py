@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tilewright import handwritten, vendors
-from tilewright.build import build, chosen, operators
+from tilewright.build import LAYOUTS, build, chosen, operators
 from tilewright.check import check
 from tilewright.errors import TilewrightError
 from tilewright.explain import explain
@@ -37,10 +38,15 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    made = command("build", _build, "write standalone modules, DIR/<device>/<operator>.py, and a manifest")
-    made.add_argument("--vendor", nargs="+", required=True, metavar="NAME", help="devices or their aliases")
+    made = command("build", _build, "write standalone modules, checked against their devices, and a manifest")
+    devices = made.add_mutually_exclusive_group(required=True)
+    devices.add_argument("--vendor", nargs="+", metavar="NAME", help="devices or their aliases")
+    devices.add_argument("--all", action="store_true", help="every device")
     made.add_argument("--out", type=Path, required=True, metavar="DIR")
     made.add_argument("--op", nargs="+", default=(), metavar="OP", help="these operators only")
+    made.add_argument("--layout", choices=LAYOUTS, default="plain", help="<device>/, or _<vendor>/fused/ for FlagGems")
+    made.add_argument("--binaries", action="store_true", help="also compile, where upstream Triton knows the device")
+    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes, one a core")
 
     made = command("source", _source, "print the module of an operator for a device")
     _operator_on_device(made)
@@ -72,14 +78,16 @@ def _config(text: str) -> dict[str, int]:
 
 
 def _build(options: argparse.Namespace) -> int:
-    built = []
-    generated, by_hand = chosen(options.op)
+    devices = ["all"] if options.all else options.vendor
+    count = len(vendors.names() if options.all else devices) * sum(len(names) for names in chosen(options.op))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("generating", total=len(options.vendor) * (len(generated) + len(by_hand)))
-        for module in build(options.vendor, options.out, options.op):
-            built.append(module)
-            progress.advance(task)
+        task = progress.add_task("compiling" if options.binaries else "generating", total=count)
+        made = build(
+            devices, options.out, options.op, layout=options.layout, with_binaries=options.binaries, jobs=options.jobs,
+            progress=lambda: progress.advance(task),
+        )  # fmt: skip
+        built = list(made)
     for module in built:
         print(f"{options.out / module.file}  ({module.status})")
     return 0

@@ -21,6 +21,7 @@ from tilewright.expr import (
     Test,
     condition,
     const,
+    nonnegative,
     render,
     simplify_mask,
     top,
@@ -93,6 +94,8 @@ class Places:
     fold: bool  # neighbouring lanes may become one long lane
     recast: bool  # a view of another dtype recasts the pointer here, else it is an argument
     reserved: set[str]
+    exact: bool = False  # no lane's address leaves its tensor, whatever its mask
+    index: str = "tl.int64"  # of offsets that 32 bits may not hold
     head: list[Definition | str] = field(default_factory=list)
     sizes: dict[str, Size] = field(default_factory=dict)
     pointers: dict[str, Source] = field(default_factory=dict)
@@ -107,6 +110,7 @@ class Places:
         self.recasts: set[str] = set()
         self.pointer_names: dict[str, str] = {}  # by their text, so that equal ones are computed once
         self.choices: dict[tuple[str, Expr], str] = {}
+        self.moved: dict[str, Named] = {}  # by their text
         self.index_loads: dict[str, tuple[Expr, ...]] = {}
         self.axes = self._tile_axes()
         self._define_programs()
@@ -161,14 +165,14 @@ class Places:
             wide_number = f"({number})" if " " in number else number
             if tile is not None and tile.size != 1 and " " in number:
                 counter = self.fresh(f"{singular(name)}_tile")
-                wide = f"{wide_number}.to(tl.int64)"
+                wide = f"{wide_number}.to({self.index})"
                 self._program(counter, (), number, wide, top(axis.size), program, program.expr)
                 number = wide_number = counter
             elif tile is not None and tile.size != 1:
                 self.named[program] = Named(number, top(axis.size))
                 self.definitions[number] = Definition(number, (), number, number)
             if tile is None or tile.size == 1:
-                wide = f"{wide_number}.to(tl.int64)"
+                wide = f"{wide_number}.to({self.index})"
                 self._program(variable, (), number, wide, top(axis.size), program, program.expr)
                 continue
             size = self.text(tile.size)
@@ -179,7 +183,7 @@ class Places:
                 variable,
                 ((tile,),),
                 f"{number} * {size} + tl.arange(0, {size})",
-                f"{wide_number}.to(tl.int64) * {size} + tl.arange(0, {size})",
+                f"{wide_number}.to({self.index}) * {size} + tl.arange(0, {size})",
                 limit,
                 lane,
                 program.expr * tile.size + lane.expr,
@@ -226,7 +230,7 @@ class Places:
                 literal *= lane_size(axis.size) or 1
             text = str(literal) if size.value is not None else self.text(size)
             name = self.fresh(singular(key[0]) if len(dim) == 1 else "lane")
-            definition = Definition(name, (dim,), f"tl.arange(0, {text})", f"tl.arange(0, {text}).to(tl.int64)")
+            definition = Definition(name, (dim,), f"tl.arange(0, {text})", f"tl.arange(0, {text}).to({self.index})")
             self.definitions[name] = definition
             self.head.append(definition)
             self.lanes[key] = Named(name, top(size))
@@ -268,6 +272,7 @@ class Places:
         moving = {a for e in (*place, *mask) for a in e.atoms()}
         held = [axis for axis in held if _lane(axis) in moving]
         place, mask, dims = self._folded(tensor.source, place, mask, held)
+        place = tuple(self._inside(tensor.source, place, mask))
         if tensor.source.choices and self._differs(place[0]):
             either = self._either(tensor.source, place, mask, dims, suffix)
             element = self.element(tensor.source.choices[0])
@@ -280,6 +285,64 @@ class Places:
             pointers, dims, self.mask(mask, dims), mask, _fill(tensor),
             self.element(tensor.source),
         )  # fmt: skip
+
+    def _inside(self, source: Source, place: Sequence[Expr], mask: Sequence[Expr]) -> Sequence[Expr]:
+        """`place` with what the mask tests moved to where it holds, if an address may leave the tensor.
+
+        A condition on one variable moves that variable; others move the coordinates they are about, into their axis.
+        """
+        axes = source.choices[0].axes if source.choices else source.axes
+        first = len(place) - len(axes)
+        inside = [nonnegative(p) and nonnegative(a.size - 1 - p) for p, a in zip(place[first:], axes, strict=True)]
+        if not self.exact or all(inside):
+            return place
+        bounds: dict[Named, list[str]] = {}
+        about: set[Atom] = set()  # variables of the conditions on several
+        for e in mask:
+            named = self.name(e)
+            subject = next((t[0] for t, c in named.terms.items() if len(t) == 1 and abs(c) == 1
+                            and isinstance(t[0], Named)), None)  # fmt: skip
+            if subject is None or self.dims_of(named - (named.coefficient(subject) or const(0)) * subject.expr):
+                about |= {atom for atom in named.atoms() if isinstance(atom, Named)}
+            elif named.coefficient(subject) == -1:
+                bounds.setdefault(subject, []).append(f"tl.minimum({{}}, {self.text(named + subject.expr)})")
+            else:
+                bounds.setdefault(subject, []).append(f"tl.maximum({{}}, {self.text(subject.expr - named)})")
+        named_place = [self.name(p) for p in place]
+        used = {atom for p in named_place[first:] for atom in p.atoms()}
+        moved: dict[Atom, Expr | int] = {
+            subject: self._moved(subject, texts) for subject, texts in bounds.items() if subject in used
+        }
+        out = [p.substitute(moved) for p in named_place]
+        for i, axis in enumerate(axes):
+            if not inside[i] and about & set(out[first + i].atoms()):
+                out[first + i] = self._within(out[first + i], axis)
+        return out
+
+    def _within(self, place: Expr, axis: Axis) -> Expr:
+        """A variable that is `place` where that is a position of `axis`, and the nearest one elsewhere."""
+        dims = self.dims_of(place)
+        text = f"tl.minimum(tl.maximum({self.render(place, dims)}, 0), {self.text(axis.size - 1)})"
+        if text not in self.moved:
+            name = self.fresh(f"{singular(str(axis.name))}_in")
+            self.definitions[name] = Definition(name, dims, text, f"{text}.to({self.index})")
+            self.head.append(self.definitions[name])
+            self.moved[text] = Named(name, top(axis.size))
+        return self.moved[text].expr
+
+    def _moved(self, subject: Named, bounds: Sequence[str]) -> Expr:
+        """A variable that is `subject` where it is within bounds, and the nearest bound elsewhere."""
+        text = subject.name
+        for bound in bounds:
+            text = bound.format(text)
+        if text not in self.moved:
+            old = self.definitions[subject.name]
+            name = self.fresh(f"{subject.name}_in")
+            wide = text if old.is_wide else f"{text}.to({self.index})"
+            self.definitions[name] = Definition(name, old.dims, text, wide, old.is_wide)
+            self.head.append(self.definitions[name])
+            self.moved[text] = Named(name, subject.limit)
+        return self.moved[text].expr
 
     def _folded(
         self, source: Source, place: Sequence[Expr], mask: tuple[Expr, ...], held: Sequence[Axis]
@@ -396,8 +459,11 @@ class Places:
         """Text of the element offset, one product for each variable."""
         total = source.offset
         axes = source.axes
+        loaded = set(self.moved.values())
         for axis, at, stride in zip(axes, place, source.strides, strict=True):
-            if any(isinstance(a, Loaded) for a in at.atoms()) and any(isinstance(a, Div | Mod) for a in at.atoms()):
+            atoms = at.atoms()
+            divides = any(isinstance(a, Div | Mod) for a in atoms)
+            if divides and any(isinstance(a, Loaded) or a in loaded for a in atoms):
                 at = self.derived(singular(str(axis.name)), at)
             total = total + at * stride
         return self.render(total, dims, widen=True)
@@ -421,13 +487,15 @@ class Places:
         if value not in self.named:
             mask = simplify_mask(value.mask)
             dims = self.dims_of(sum(map(self.name, value.index), const(0)))
-            offset = self.offset(value.source, value.index, dims)
-            base = self._base(value.source, value.index, dims)
+            place = self._inside(value.source, value.index, mask)
+            offset = self.offset(value.source, place, dims)
+            base = self._base(value.source, place, dims)
             text = f"tl.load({base}" + (f" + {offset}" if offset else "")
             text += f", mask={self.mask(mask, dims)}, other={value.fill})" if mask else ")"
             variable = self.fresh(value.name)
-            is_long = value.source.dtype == "int64"
-            definition = Definition(variable, dims, text, text if is_long else f"{text}.to(tl.int64)", is_long)
+            is_long = value.source.dtype == self.index.removeprefix("tl.")
+            wide = text if is_long else f"{text}.to({self.index})"
+            definition = Definition(variable, dims, text, wide, is_long or value.source.dtype == "int64")
             self.definitions[variable] = definition
             self.head.append(definition)
             self.index_loads[value.source.name] = mask

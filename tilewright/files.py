@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, data: str | bytes) -> None:
     """Writes a file under its name only when all of it is there; makes its folder.
 
     Raises:
@@ -17,8 +17,8 @@ def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -16,6 +16,8 @@ from tilewright.rules import Rule, Rules
 from tilewright.tensor import Tensor
 from tilewright.translate import Mask, Translator
 
+INDEX_TYPE = "index_type"  # of large offsets: a parameter where a profile wants 32 bits and a launch may not
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -253,8 +255,10 @@ class Kernel:
             tensors,
             fold=lowering["pair"] == "reshape_split_join",
             recast=lowering["ptr_recast"] == "in_kernel",
+            exact=lowering["tail"] == "exact",
+            index="tl.int64" if lowering["index_width"] == "i64" else INDEX_TYPE,
             reserved={
-                "pid", "tl", "triton", *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles,
+                "pid", "tl", "triton", INDEX_TYPE, *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles,
                 *_size_names(arranged),
             },
         )
@@ -274,6 +278,8 @@ class Kernel:
             *(n for n, s in places.sizes.items() if s.kind == "runtime"),
             *(f"{n}: tl.constexpr" for n, s in places.sizes.items() if s.kind != "runtime"),
         ]
+        if any(INDEX_TYPE in line for line in lines):
+            parameters.append(f"{INDEX_TYPE}: tl.constexpr")
         doc = (inspect.getdoc(application) or branch.name).splitlines()[0]
         body = "\n".join(f"    {line}" for line in lines)
         source = (

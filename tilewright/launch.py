@@ -17,6 +17,7 @@ from typing import Any
 from tilewright import cache, environment, errors, repeat, vendors
 from tilewright.kernel import Kernel, forced
 from tilewright.module import fake_text, module_text
+from tilewright.packaged import text as packaged_text
 from tilewright.recording import Recorded, Recorder, capturing
 
 
@@ -77,7 +78,8 @@ class Operator:
     @functools.cache  # noqa: B019  (an operator lives as long as the process)
     def _text(self, profile: str) -> str:
         loaded = vendors.load(profile)
-        return module_text(self.kernel, self.public, loaded, self.kernel.rules(loaded.name))
+        packaged = packaged_text(self.kernel, loaded)
+        return packaged or module_text(self.kernel, self.public, loaded, self.kernel.rules(loaded.name))
 
     def inputs(self, profile: str, config: Mapping[str, int] | None = None) -> dict[str, str] | None:
         """What the cache keeps a module by; None where it keeps none."""
@@ -236,8 +238,9 @@ def last_launch() -> Launch | None:
 
 
 def _described(launched: tuple[Any, ...]) -> Launch:
-    name, module, compiled, (rule, config, kernel, flags) = launched
-    return Launch(name, module.PROFILE, rule, dict(config), kernel, dict(module.LOWERINGS), compiled, dict(flags))
+    name, module, compiled, (rule, config, kernel, flags, *used) = launched  # used: lowerings that a call chooses
+    lowerings = {**module.LOWERINGS, **(used[0] if used else {})}
+    return Launch(name, module.PROFILE, rule, dict(config), kernel, lowerings, compiled, dict(flags))
 
 
 def _is_traced(args: tuple[Any, ...]) -> bool:

@@ -13,24 +13,31 @@ from typing import Any
 
 from tilewright.errors import GenerationError
 from tilewright.expr import INT32, Expr, Size, render
-from tilewright.kernel import Argument, Branch, BranchText, Flag, Kernel, Scalar
+from tilewright.grid import Grid, part_limit
+from tilewright.kernel import INDEX_TYPE, Argument, Branch, BranchText, Flag, Kernel, Scalar
 from tilewright.language import HELPERS
 from tilewright.layout import wrapped
 from tilewright.rules import Rules
+from tilewright.tails import adapted
 from tilewright.vendors import VendorProfile
 
 # Names of a module's text, in functions that hold the operator's own names too.
 RESERVED = frozenset(
     "config thresholds rule kernel programs count first_program device fits pid tl torch triton last_launch"
-    " num_warps num_stages problems tensors kinds error lines quantities wanted".split()
+    " num_warps num_stages problems tensors kinds error lines quantities wanted"
+    " parts first_part groups kernel_grid index_type narrow".split()
 )
 UNUSED = ("input",)  # builtins that no module's text calls: arguments may have these names
 
-IMPLEMENTED = {
-    "grid": ("direct", "chunked"),
-    "tail": ("mask",),
-    "subtile": ("none",),
-}
+WITHIN_INT32 = '''def _within_int32(*tensors):
+    """Do 32 bits hold the offset of every element?"""
+    return all(
+        sum(n * abs(stride) for n, stride in zip(tensor.shape, tensor.stride())) < 2**31
+        for tensor in tensors
+        if tensor is not None
+    )
+
+'''
 
 ERRORS = '''class ContractError(ValueError):
     """A call breaks the operator's contract in several ways; the message lists all of them."""
@@ -55,15 +62,12 @@ class DeviceError(ContractError):
 
 def module_text(kernel: Kernel, public: Callable[..., Any], profile: VendorProfile, rules: Rules) -> str:
     """Text of the module of `kernel` for a device; imports torch and triton only; the same bytes for the same input."""
-    for axis, values in IMPLEMENTED.items():
-        if profile.lowering[axis] not in values:
-            raise GenerationError(f"{profile.name}: the lowering {axis} = {profile.lowering[axis]} is not there yet")
-    return wrapped("\n".join(_Module(kernel, public, profile, rules).parts()))
+    return wrapped("\n".join(_Module(adapted(kernel, profile.lowering), public, profile, rules).parts()))
 
 
 def fake_text(kernel: Kernel, public: Callable[..., Any], profile: VendorProfile, rules: Rules) -> str:
     """Text of the same public function that makes the same checks and the same outputs, and launches nothing."""
-    return wrapped("\n".join(_Module(kernel, public, profile, rules).fake()))
+    return wrapped("\n".join(_Module(adapted(kernel, profile.lowering), public, profile, rules).fake()))
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,14 @@ class _Module:
         self.kernel, self.public, self.profile, self.rules = kernel, public, profile, rules
         configs = [*(rule.config for rule in rules.rules), *(kernel.forces[1].values() if kernel.forces else ())]
         self.fixed = {t: configs[0][t] for t in kernel.tiles if len({c[t] for c in configs}) == 1}
-        self.refits = {t: other for t, other in kernel.refits.items() if self.fixed.get(t) != 1}
-        for tile in (*self.refits, *self.refits.values()):
+        self.refits: dict[str, str | None] = {t: o for t, o in kernel.refits.items() if self.fixed.get(t) != 1}
+        for tile in (*kernel.refits, *kernel.refits.values()) if self.refits else ():
             self.fixed.pop(tile, None)
-        self.chunked = profile.lowering["grid"] == "chunked"
+        self.grid, self.exact = Grid.of(profile), profile.lowering["tail"] == "exact"
+        if self.exact or self.grid.budget is not None:  # these tiles shrink at launch
+            self.fixed = {tile: size for tile, size in self.fixed.items() if size == 1}
+        if self.exact:
+            self.refits |= {tile: None for tile in kernel.divides if tile not in {*self.refits, *self.fixed}}
         self._refuse_names()
         self._texts: dict[tuple[Any, ...], BranchText] = {}
         self.variants = list(self._variants())
@@ -145,7 +153,7 @@ class _Module:
     def _variants(self) -> Iterator[Variant]:
         kernel = self.kernel
         needs_two = [t for t in kernel.divides if self.fixed.get(t) != 1]
-        for exact in (True, False) if needs_two else (True,):
+        for exact in (True, False) if needs_two and not self.exact else (True,):
             branches = tuple(self._programs(i, exact) for i in range(len(kernel.branches)))
             yield Variant(f"{kernel.name}_kernel" + ("" if exact else "_masked"), exact, branches)
 
@@ -184,6 +192,9 @@ class _Module:
         yield self._choose()
         yield from map(self._refit, self.refits)
         yield from self._check_slots()
+        yield from self.grid.helpers()
+        if self.index_type:
+            yield WITHIN_INT32
         yield self._public()
         yield self._launch()
 
@@ -217,6 +228,8 @@ class _Module:
             f"lowerings     {lowering}",
             f"tile sizes    {', '.join([*fixed, *(f'{t}: a parameter' for t in self.tiles)])}",
             *([f"relies on     {'; '.join(facts)}"] if len(self.variants) > 1 else []),
+            *([f"relies on     tiles that divide: {', '.join(self.refits)} shrink until they do"]
+              if self.exact and self.refits else []),
             f"status        {self.rules.status}",
         ]
         return "".join(f"# {line}".rstrip() + "\n" for line in lines) + f'"""{self._doc_line()}"""\n'
@@ -235,34 +248,70 @@ class _Module:
                 texts[name] = text.source
                 yield text.source.replace(f"def {text.name}(", f"def {name}(", 1) + "\n"
         for variant in self.variants:
-            yield self._kernel(variant, texts) + "\n"
+            for group in self.groups:
+                name = self._kernel_name(variant, group)
+                if name.startswith(variant.name):
+                    yield self._kernel(name, [variant.branches[i] for i in group], texts) + "\n"
 
-    def _kernel(self, variant: Variant, texts: Mapping[str, str]) -> str:
-        runtime = [*self.pointers, *self.scalars, *self.runtime, *(["first_program"] if self.chunked else [])]
-        constexprs = [f"{n}: tl.constexpr" for n in (*self.constexprs, *self.tiles, *self.flags)]
-        plain = [n for n in self.runtime if "stride" not in n] + (["first_program"] if self.chunked else [])
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The branches that share a launch, by their numbers."""
+        numbers = range(len(self.kernel.branches))
+        return [(i,) for i in numbers] if self.grid.separate else [tuple(numbers)]
+
+    def _kernel_name(self, variant: Variant, group: tuple[int, ...]) -> str:
+        """The kernel of a group; one that needs no masks is that of the exact variant."""
+        if len(group) == len(variant.branches):
+            return variant.name
+        first = self.variants[0]
+        same = all(variant.branches[i].texts == first.branches[i].texts for i in group)
+        return f"{first.name if same else variant.name}_{variant.branches[group[0]].branch.name}"
+
+    def _taken(self, branches: Sequence[Programs]) -> tuple[list[str], list[str]]:
+        """The run-time parameters and the constants of a kernel of these branches."""
+        runtime, constants = [*self.pointers, *self.scalars, *self.runtime], [*self.constexprs, *self.tiles]
+        if len(branches) < len(self.kernel.branches):
+            texts = [text for programs in branches for text in programs.texts.values()]
+            taken = {name for text in texts for name in text.parameters}
+            runtime, constants = ([n for n in names if n in taken] for names in (runtime, constants))
+        asked = {n for programs in branches for n in programs.branch.flags}
+        if not self.grid.separate:
+            asked |= {programs.branch.when for programs in branches}
+        return runtime, [*constants, *(n for n in self.flags if n in asked), *self.index_type]
+
+    @property
+    def index_type(self) -> list[str]:
+        texts = [text for variant in self.variants for text in variant.texts]
+        return [INDEX_TYPE] if any(INDEX_TYPE in text.parameters for text in texts) else []
+
+    def _kernel(self, name: str, branches: Sequence[Programs], texts: Mapping[str, str]) -> str:
+        runtime, constants = self._taken(branches)
+        launch = self.grid.parameters
+        constexprs = [f"{n}: tl.constexpr" for n in constants]
+        plain = [n for n in (*self.runtime, *launch) if "stride" not in n and n in (*runtime, *launch)]
         lines = [
             "@triton.jit(do_not_specialize=[" + ", ".join(f'"{n}"' for n in plain) + "])",
-            f"def {variant.name}({', '.join(runtime + constexprs)}):",
-            "    pid = tl.program_id(0)" + (" + first_program" if self.chunked else ""),
+            f"def {name}({', '.join([*runtime, *launch, *constexprs])}):",
+            *self.grid.head(),
         ]
-        start, heads = "", len(lines)
-        for number, programs in enumerate(variant.branches):
-            branch, last = programs.branch, number == len(variant.branches) - 1
+        indent = "    " + self.grid.indent
+        start, heads = "", len(lines) - bool(self.grid.indent)  # before a loop over programs
+        for number, programs in enumerate(branches):
+            branch, last = programs.branch, number == len(branches) - 1
             calls = self._calls(programs, branch.flags, (), f"pid - {start}" if start else "pid", texts)
-            if branch.when:
+            if branch.when and not self.grid.separate:
                 calls = [f"if {branch.when}:", *("    " + line for line in calls)]
             if last:
                 if start:
-                    lines.append("    else:")
-                lines += [("        " if start else "    ") + line for line in calls]
+                    lines.append(f"{indent}else:")
+                lines += [indent + ("    " if start else "") + line for line in calls]
                 continue
             count = f"{branch.name}_programs"
             before = f"{start} + " if start else ""
             own = self._when(branch, self._count(programs.first.grid))
             lines.insert(heads + number, f"    {count} = {before}{own}")
-            lines.append(f"    {'if' if not start else 'elif'} pid < {count}:")
-            lines += ["        " + line for line in calls]
+            lines.append(f"{indent}{'if' if not start else 'elif'} pid < {count}:")
+            lines += [f"{indent}    {line}" for line in calls]
             start = count
         return "\n".join(lines) + "\n"
 
@@ -501,6 +550,15 @@ class _Module:
 
     def _refit(self, tile: str) -> str:
         other, sizes = self.refits[tile], self._divided(tile)
+        if other is None:
+            return "\n".join([
+                f"def _refitted_{tile}(config, {', '.join(sizes)}):",
+                f'    """`config` with a tile of {tile} that divides."""',
+                f'    {tile} = config["{tile}"]',
+                f"    while {' or '.join(f'{size} % {tile}' for size in sizes)}:",
+                f"        {tile} //= 2",
+                f'    return config if {tile} == config["{tile}"] else {{**config, "{tile}": {tile}}}', "", "",
+            ])  # fmt: skip
         return "\n".join([
             f"def _refitted_{tile}(config, {', '.join(sizes)}):",
             f'    """`config` with a tile of {tile} that divides, and as many more {other}."""',
@@ -511,6 +569,9 @@ class _Module:
             "        return config",
             "    return {**config, " + f'"{tile}": {tile}, "{other}": {other}' + "}", "", "",
         ])  # fmt: skip
+
+    def _refitted(self) -> list[str]:
+        return [f"    config = _refitted_{t}(config, {', '.join(self._divided(t))})" for t in self.refits]
 
     def _picked(self) -> list[str]:
         """The configuration that an integer argument of the contract asks for."""
@@ -559,9 +620,10 @@ class _Module:
             *self._picked(),
             "    if config is None:",
             f"        rule, config = _choose(thresholds, {', '.join(quantities.values())})",
-            *(f"        config = _refitted_{t}(config, {', '.join(self._divided(t))})" for t in self.refits),
+            *([] if self.exact else [f"    {line}" for line in self._refitted()]),
             "    else:",
             "        rule, config = _forced(config)",
+            *(self._refitted() if self.exact else []),
             f"    device = {self.tensor_names[0]}.device",
             *self._outputs(),
             '    if device.type == "cpu" or device.index == torch.get_device_module(device).current_device():',
@@ -666,6 +728,7 @@ class _Module:
             f"def _launch(rule, config, {', '.join(self._arguments())}):",
             "    global last_launch",
             *(f'    {t} = config["{t}"]' for t in self.tiles),
+            *self._in_parts(),
             "    programs = " + " + ".join(
                 self._when(p.branch, self._count(p.first.grid)) for p in variants[-1].branches
             ),
@@ -677,6 +740,12 @@ class _Module:
             # Only its address counts, so two bytes are enough; a shape of an odd number of bytes has no such view.
             start = f"{view.memory}.as_strided((2,), (1,)) if {view.memory}.numel() else {view.memory}.new_empty(2)"
             lines.append(f"    {name} = ({start}).view({like}.dtype){self._where_used(name)}")
+        if self.index_type:
+            lines.append(f"    narrow = _within_int32({', '.join(self.tensor_pointers())})")
+            lines.append("    index_type = tl.int32 if narrow else tl.int64")
+        branch_names = [branch.name for branch in self.kernel.branches]
+        names = {g: f"{branch_names[g[0]]}_kernel" if len(self.groups) > 1 else "kernel" for g in self.groups}
+        chosen = [{names[g]: self._kernel_name(variant, g) for g in self.groups} for variant in variants]
         if len(variants) > 1:
             test = " and ".join(
                 f"{s.name} % {self.fixed.get(t, t)} == 0"
@@ -686,28 +755,47 @@ class _Module:
             )
             lines += [
                 f"    if {test}:",
-                f"        kernel = {variants[0].name}",
+                *(f"        {name} = {kernel}" for name, kernel in chosen[0].items()),
                 "    else:",
-                f"        kernel = {variants[1].name}",
+                *(f"        {name} = {kernel}" for name, kernel in chosen[1].items()),
             ]
         else:
-            lines.append(f"    kernel = {variants[0].name}")
+            lines += [f"    {name} = {kernel}" for name, kernel in chosen[0].items()]
         flags = ", ".join(f'"{n}": {n}' for n in self.flags)
-        lines.append(f"    last_launch = (rule, config, kernel.__name__, {{{flags}}})")
-        keywords = [f"{n}={n}" for n in (*self.constexprs, *self.tiles, *self.flags)]
-        keywords += ['num_warps=config["num_warps"]', 'num_stages=config["num_stages"]', "enable_fp_fusion=True"]
-        keywords += [f"{k}={v!r}" for k, v in sorted(self.profile.launch_kwargs.items())]
-        runtime = [*self.pointers, *self.scalars, *self.runtime]
-        if self.chunked:
-            limit = (self.profile.grid_limit or (65535, 1, 1))[0]
-            lines += [
-                f"    for first_program in range(0, programs, {limit}):",
-                f"        count = min({limit}, programs - first_program)",
-                f"        kernel[(count,)]({', '.join([*runtime, 'first_program', *keywords])})",
-            ]
-        else:
-            lines.append(f"    kernel[(programs,)]({', '.join([*runtime, *keywords])})")
+        launched = ' + " + " + '.join(f"{name}.__name__" for name in names.values())
+        width = ', {"index_width": "i32" if narrow else "i64"}' if self.index_type else ""
+        lines.append(f"    last_launch = (rule, config, {launched}, {{{flags}}}{width})")
+        for group, name in names.items():
+            branches = [variants[-1].branches[i] for i in group]
+            runtime, constants = self._taken([variants[0].branches[i] for i in group])
+            keywords = [f"{n}={n}" for n in constants]
+            keywords += ['num_warps=config["num_warps"]', 'num_stages=config["num_stages"]', "enable_fp_fusion=True"]
+            keywords += [f"{k}={v!r}" for k, v in sorted(self.profile.launch_kwargs.items())]
+            parts = [f"{p.branch.name}_parts" for p in branches]
+            call = self.grid.launch(
+                name, runtime, keywords, f"{self.tensor_names[0]}.device",
+                f"max({', '.join(parts)})" if len(parts) > 1 else parts[0],
+            )  # fmt: skip
+            if len(names) > 1:
+                (programs,) = branches
+                lines.append(f"    programs = {self._when(programs.branch, self._count(programs.first.grid))}")
+                if self.grid.form != "chunked":
+                    call = ["    if programs:", *("    " + line for line in call)]
+            lines += call
         return "\n".join(lines) + "\n"
+
+    def _in_parts(self) -> Iterator[str]:
+        """Tiles larger than the device holds at once become parts, of which a program takes several."""
+        if self.grid.budget is None:
+            return
+        for branch in self.kernel.branches:
+            tiles = [t for t in branch.tiles if t not in self.fixed]
+            limit = part_limit(self.kernel, branch, self.grid.budget)
+            count = f"{branch.name}_parts" if self.grid.parts else "_"
+            if tiles:
+                yield f"    {', '.join([count, *tiles])} = _in_parts({limit}, {', '.join(tiles)})"
+            elif self.grid.parts:
+                yield f"    {count} = 1"
 
 
 def _type_test(argument: Scalar | Flag) -> str:

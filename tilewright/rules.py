@@ -37,15 +37,27 @@ class Rules:
 def load(operator: str, device: str, parameters: Sequence[str], quantities: Sequence[str]) -> Rules:
     """The rules of `operator` on `device`; a device without a file of its own has generic's.
 
+    A file that says `like = "<device>"` takes the rules of operators it does not have from that device, as inferred.
+
     Raises:
         ProfileError: unknown fields, a missing parameter, no provenance, or no rule that always fits.
     """
+    text = _text(device)
+    if text is None:
+        rules = load(operator, "generic", parameters, quantities)
+        return replace(rules, status="only generated, with generic's rules")
+    data = tomllib.loads(text)
+    if "like" not in data or operator in data:
+        return parse(text, f"configs/{device}.toml", operator, parameters, quantities)
+    other = load(operator, data["like"], parameters, quantities)
+    inferred = (replace(r, how="inferred", source=f"as {data['like']}: {r.source}") for r in other.rules)
+    return Rules(tuple(inferred), data["status"])
+
+
+def _text(device: str) -> str | None:
+    """The text of a device's own file, if it has one."""
     file = resources.files("tilewright.ops") / "configs" / f"{device}.toml"
-    if file.is_file():
-        return parse(file.read_text(), f"configs/{device}.toml", operator, parameters, quantities)
-    file = resources.files("tilewright.ops") / "configs" / "generic.toml"
-    rules = parse(file.read_text(), "configs/generic.toml", operator, parameters, quantities)
-    return replace(rules, status="only generated, with generic's rules")
+    return file.read_text() if file.is_file() else None
 
 
 def parse(text: str, where: str, operator: str, parameters: Sequence[str], quantities: Sequence[str]) -> Rules:

@@ -28,7 +28,7 @@ from deepseek_v4 import (
 
 import tilewright
 from tilewright import interpret, ops, vendors
-from tilewright.errors import ContractError, GenerationError
+from tilewright.errors import ContractError
 from tilewright.launch import OPERATORS
 from tilewright.ops.deepseek_v4_reference import PLAIN, cache_rows
 
@@ -148,12 +148,7 @@ SHIPPED = ("nvidia-h200", "hygon-bw1000", "metax-c550", "generic")
 def test_profile(profile: str, thresholds: int | None, case: Case) -> None:
     """Each profile's text and tilings, the one for large problems too, at small sizes."""
     case = replace(case, fnuz=vendors.load(profile).lowering["e4m3_format"] == "fnuz")
-    try:
-        run(operator, make(case), profile=profile, thresholds=thresholds)
-    except GenerationError as error:
-        if profile in SHIPPED:
-            raise
-        pytest.skip(str(error))
+    run(operator, make(case), profile=profile, thresholds=thresholds)
     launch = tilewright.last_launch()
     assert (launch.operator, launch.profile) == (NAME, profile)
     if thresholds == 0 and case.heads == 8:  # every tile of heads divides 8

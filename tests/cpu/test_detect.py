@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deepseek_v4 import Case, make, run
 
+from tilewright import interpret, last_launch
 from tilewright.errors import DeviceError, ProfileError
-from tilewright.vendors import detect, names
+from tilewright.ops import fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert as insert
+from tilewright.vendors import detect, load, names
 
 module: Any = importlib.import_module("tilewright.vendors.detect")
 
@@ -123,6 +126,19 @@ STRANGERS = {
 def test_every_vendor_is_found(monkeypatch: pytest.MonkeyPatch, torch: Any, name: str) -> None:
     use_torch(monkeypatch, torch)
     assert detect() == name
+
+
+def test_a_c550_of_capability_8_0_encodes_as_a_c550(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sm_80 rejects e4m3, this card does not: its number is not its capability, and no e4m3 case is left out for it."""
+    use_torch(monkeypatch, fake_torch(card("MetaX C550", 8, 0)))
+    found = detect()
+    monkeypatch.undo()  # from here the real torch and Triton
+    assert load(found).lowering["e4m3_encode"] == "cast" != load("nvidia-a100").lowering["e4m3_encode"]
+    with interpret.poison():
+        for content in ("thresholds", "not finite", "zeros"):
+            run(insert, make(Case(41, 2, 16, content=content)), profile=found)
+    launch = last_launch()
+    assert (launch.profile, launch.lowerings["e4m3_encode"]) == ("metax-c550", "cast")
 
 
 def test_every_profile_is_found_somewhere() -> None:

@@ -211,7 +211,7 @@ MISTAKES = {
     ),
     "early return": (
         '[lowering]\nbranch = { value = "early_return", how = "known", source = "a run" }',
-        'lowering.branch: "early_return" is not positive_if',
+        'lowering.branch: "early_return" is not positive_if or separate',
     ),
     "unquoted capability": (
         f"[support]\ncast.e4m3 = {fact('1')}",

@@ -19,6 +19,7 @@ What a kernel computes, where the stock interpreter or numpy would differ:
 * A float argument of a kernel is float32, an int is int32 where it fits, else int64, a bool is int1. The variable of
   `range` is a tensor; a conditional on a block is an error; `assert` and `tl.device_assert` are checked.
 * An access outside the storage of every tensor given to the kernel raises IndexError before memory is touched.
+* Under `every_lane` that holds for the addresses of masked lanes too.
 * A masked lane of a `tl.load` without `other` reads 0, or NaN and the largest integers under `poison`.
 
 Not interpreted: inline assembly, libdevice, tensor descriptors, `tl.map_elementwise`, bf16 atomics. A multiply and an
@@ -30,7 +31,7 @@ In the order a call passes through them: `modules` loads a text and binds its na
 computes what that emits, `numbers` stores and casts.
 """
 
-from tilewright.interpret.launch import Counts, counting, poison, set_poison_default
+from tilewright.interpret.launch import Counts, counting, every_lane, poison, set_poison_default
 from tilewright.interpret.modules import load
 
-__all__ = ["Counts", "counting", "load", "poison", "set_poison_default"]
+__all__ = ["Counts", "counting", "every_lane", "load", "poison", "set_poison_default"]

@@ -171,6 +171,7 @@ class Builder(InterpreterBuilder):
             return np.ones(ptr.data.shape, dtype=bool)
         active = mask if isinstance(mask, np.ndarray) else mask.data  # an array: a block pointer's
         current().touch(ptr.data if active.all() else ptr.data[active], size, verb)
+        current().check_masked(ptr.data, size, verb)
         return active
 
     def create_addptr(self, ptr: TensorHandle, offset: TensorHandle) -> TensorHandle:

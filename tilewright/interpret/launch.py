@@ -27,6 +27,7 @@ class Counts:
 
 _poison: contextvars.ContextVar[bool | None] = contextvars.ContextVar("poison", default=None)
 _poison_default = False
+_every_lane: contextvars.ContextVar[bool] = contextvars.ContextVar("every_lane", default=False)
 _counters: contextvars.ContextVar[tuple[Counts, ...]] = contextvars.ContextVar("counters", default=())
 _running: contextvars.ContextVar[Launch | None] = contextvars.ContextVar("running", default=None)
 
@@ -42,6 +43,16 @@ def poison(enabled: bool = True) -> Iterator[None]:
         yield
     finally:
         _poison.reset(token)
+
+
+@contextlib.contextmanager
+def every_lane() -> Iterator[None]:
+    """Within it, in this thread, the addresses of masked lanes must lie in a tensor too, as exact tails promise."""
+    token = _every_lane.set(True)
+    try:
+        yield
+    finally:
+        _every_lane.reset(token)
 
 
 def set_poison_default(enabled: bool) -> None:
@@ -75,6 +86,7 @@ class Launch:
     Attributes:
         program: the ids of the program that runs.
         poisoned: whether masked lanes read poison.
+        every_lane: whether masked lanes must have addresses within a tensor.
         foreign: whether an address was made from an integer, so that any may be meant.
     """
 
@@ -85,6 +97,7 @@ class Launch:
         enabled = _poison.get()
         self.poisoned = _poison_default if enabled is None else enabled
         self.foreign = False
+        self.every_lane = _every_lane.get()
         self._counts = Counts()
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -125,6 +138,11 @@ class Launch:
             self._counts.bytes_loaded += addresses.size * size
         if verb != "reads":
             self._counts.bytes_stored += addresses.size * size
+
+    def check_masked(self, addresses: np.ndarray, size: int, verb: str) -> None:
+        """Checks the addresses of all lanes, where that is asked for; counts nothing."""
+        if self.every_lane and addresses.size and not self.foreign:
+            self._check(addresses, size, f"with a masked lane, {verb}")
 
     def _check(self, addresses: np.ndarray, size: int, verb: str) -> None:
         at = self._at_or_before(int(addresses.min()))

@@ -62,7 +62,9 @@ LOWERING: Mapping[str, Axis] = MappingProxyType(
             "some matrix units fail on fewer than 16 rows, or silently leave them to FMA",
         ),
         "index_width": Axis(("i32", "i64"), "i64", "right for any size; i32 needs a proven bound"),
-        "branch": Axis(("positive_if",), "positive_if", "some compilers abort on an early return"),
+        "branch": Axis(
+            ("positive_if", "separate"), "positive_if", "some compilers abort on an early return"
+        ),
     }
 )
 
@@ -76,6 +78,8 @@ CAPABILITIES = (
     "op.div_rn",
     "op.gather",
     "op.inline_asm",
+    "op.load_options",
+    "op.min",
     "op.pow",
     "op.reshape_pair",
     "op.sort",

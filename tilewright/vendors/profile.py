@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -214,13 +215,32 @@ def names() -> tuple[str, ...]:
     return tuple(name for name, profile in _shipped().items() if name == profile.name)
 
 
+_read: dict[str, VendorProfile] = {}  # profiles of files outside this folder, by name
+
+
+def _from_file(path: Path) -> VendorProfile:
+    try:
+        profile = parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}") from None
+    if profile.name in _shipped():
+        raise ProfileError(f"{path}: {profile.name} is taken by a shipped profile")
+    if _read.get(profile.name) != profile:
+        _read[profile.name] = profile
+    return _read[profile.name]
+
+
 def load(name: str) -> VendorProfile:
-    """The profile of a name or an alias; one object however often it is asked for.
+    """The profile of a name or an alias, or of a file `card.toml`; one object however often a name is asked for.
+
+    A file's profile is then known by its name too, in this process.
 
     Raises:
-        ProfileError: Nothing has this name.
+        ProfileError: Nothing has this name, or the file is none or malformed.
     """
-    profile = _shipped().get(name.strip().lower().replace("_", "-"))
+    if name.endswith(".toml"):
+        return _from_file(Path(name))
+    profile = _read.get(name) or _shipped().get(name.strip().lower().replace("_", "-"))
     if profile is None:
         known = [f"{one:<18} {', '.join(load(one).aliases)}".rstrip() for one in names()]
         title = f"no vendor profile is called {name!r}; names and aliases are"
