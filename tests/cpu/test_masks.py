@@ -130,13 +130,17 @@ def plain(node: ast.expr) -> str:
 
 
 def loose_comparisons(source: str) -> list[str]:
-    """Comparisons that are neither part of a mask nor what a tl.where of the application chooses by."""
+    """Comparisons that are neither part of a mask nor what a tl.where of the application chooses by, by name or not."""
     tree = ast.parse(source)
+    wheres = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "tl.where"]
+    chosen_by = {part.id for call in wheres for part in ast.walk(call.args[0]) if isinstance(part, ast.Name)}
     used = {id(node) for call in accesses(tree) for keyword in call.keywords for node in ast.walk(keyword.value)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.where":
             used |= {id(part) for part in ast.walk(node.args[0])}
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_ok"):
+        if isinstance(node, ast.Assign) and (
+            ast.unparse(node.targets[0]).endswith("_ok") or ast.unparse(node.targets[0]) in chosen_by
+        ):
             used |= {id(part) for part in ast.walk(node.value)}
     return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare) and id(node) not in used]
 
