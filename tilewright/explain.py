@@ -23,7 +23,7 @@ def explain(kernel: Kernel, profile: VendorProfile, config: Mapping[str, int]) -
     lines = [f"{kernel.name} on {profile.name}: " + ", ".join(f"{k} = {v}" for k, v in config.items())]
     for number, branch in enumerate(kernel.branches):
         text = kernel.branch(number, profile.lowering, tiles)
-        arranged = branch.arrange(**{t: kernel.tile_size(t, tiles, True) for t in branch.tiles})
+        arranged = branch.arrange(**{t: kernel.tile_size(t, tiles, True) for t in branch.arranged})
         tensors = {name: t for name, t in arranged.items() if isinstance(t, Tensor)}
         lines += ["", f"{branch.name}: {branch.application.__module__.removeprefix('tilewright.')}"]
         grid = next(iter(tensors.values())).axes
@@ -37,7 +37,7 @@ def explain(kernel: Kernel, profile: VendorProfile, config: Mapping[str, int]) -
 
 
 def _tile(tensor: Tensor, lanes: int) -> str:
-    axes = tensor.levels[1]
+    axes = tensor.levels[-1]
     shape = ", ".join(f"{a.name} {size_text(a.size)}" for a in axes)
     count = 1
     for axis in axes:

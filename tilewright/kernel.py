@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import rules as rule_files
-from tilewright.access import Places
+from tilewright.access import Limit, Order, Places
 from tilewright.errors import GenerationError
 from tilewright.expr import Expr, Size, const, wrap
 from tilewright.rules import Rule, Rules
@@ -123,6 +123,8 @@ class Branch:
 
     Attributes:
         by: a flag that chooses the application.
+        limit: an axis of the grid and a tensor [1]: programs that begin at or past the number in it do nothing.
+        order: an axis of the grid and a parameter: programs go through so many tiles of it before the next column.
         instead: the applications of its values other than the plain one.
         when: a bool flag without which the branch has no programs.
     """
@@ -133,11 +135,18 @@ class Branch:
     by: str = ""
     instead: Mapping[Any, Callable[..., None]] = field(default_factory=dict)
     when: str = ""
+    limit: tuple[str, Tensor] | None = None
+    order: tuple[str, str] | None = None
+
+    @property
+    def arranged(self) -> tuple[str, ...]:
+        """The tile sizes that the arrangement takes."""
+        parameters = inspect.signature(self.arrange).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        parameters = inspect.signature(self.arrange).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        return (*self.arranged, *(self.order[1:] if self.order else ()))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -247,7 +256,8 @@ class Kernel:
         name = branch.name + "".join(known[flag].word(value) for flag, value in chosen.items())
         sizes = {tile: self.tile_size(tile, bound or {}, exact) for tile in branch.tiles}
         in_arrange = inspect.signature(branch.arrange).parameters
-        arranged = dict(branch.arrange(**sizes, **{n: v for n, v in chosen.items() if n in in_arrange}))
+        given = {tile: sizes[tile] for tile in branch.arranged}
+        arranged = dict(branch.arrange(**given, **{n: v for n, v in chosen.items() if n in in_arrange}))
         tensors = {name: value for name, value in arranged.items() if isinstance(value, Tensor)}
         places = Places(
             tensors,
@@ -257,6 +267,8 @@ class Kernel:
                 "pid", "tl", "triton", *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles,
                 *_size_names(arranged),
             },
+            order=_order(branch, sizes),
+            limit=Limit(*branch.limit) if branch.limit else None,
         )
         translator = Translator(places, lowering)
         translator.run(application, arranged)
@@ -265,6 +277,8 @@ class Kernel:
             grid = grid * axis.size
         places.text(grid)
         lines = [item if isinstance(item, str) else item.text for item in places.head] + translator.body
+        if guard := places.guard():
+            lines[places.prologue :] = [f"if {guard}:", *(f"    {line}" for line in lines[places.prologue :])]
         order = [a.name for a in (*self.arguments, *self.outputs)]
         used = sorted(places.pointers, key=lambda n: (order.index(n) if n in order else len(order), n))
         parameters = [
@@ -311,6 +325,13 @@ class Kernel:
         if problems:
             raise GenerationError(f"{self.name}: configuration {dict(config)}: {'; '.join(problems)}")
         return dict(config)
+
+
+def _order(branch: Branch, sizes: Mapping[str, Expr]) -> Order | None:
+    """The order of a branch's programs, if its groups hold more than one tile."""
+    if branch.order is None or sizes[branch.order[1]] == 1:
+        return None
+    return Order(branch.order[0], sizes[branch.order[1]])
 
 
 def forced(config: Mapping[str, int]) -> Rules:
