@@ -529,7 +529,8 @@ class Places:
         total = source.offset
         axes = source.axes
         for axis, at, stride in zip(axes, place, source.strides, strict=True):
-            if any(isinstance(a, Loaded) for a in at.atoms()) and any(isinstance(a, Div | Mod) for a in at.atoms()):
+            parts = [a for a in at.atoms(deep=False) if isinstance(a, Div | Mod)]
+            if any(isinstance(inner, Loaded) for part in parts for inner in part.expr.atoms()):
                 at = self.derived(singular(str(axis.name)), at)
             total = total + at * stride
         return self.render(total, dims, widen=True)
@@ -540,6 +541,9 @@ class Places:
         key = Test(stand_in)  # any atom that holds the expression will do as its key
         if key not in self.named:
             dims = self.dims_of(stand_in)
+            for loaded in stand_in.atoms():
+                if isinstance(loaded, Named) and loaded.limit is None:
+                    self.definitions[loaded.name].is_wide = True
             text = self.render(value, dims)
             variable = self.fresh(name)
             definition = Definition(variable, dims, text, text, is_wide=True)
@@ -616,8 +620,10 @@ class Places:
             moving = tuple(atom for atom in moving if not isinstance(atom, Test))
             texts = [self.atom_text(atom, dims, len(moving) > 1 or factor != 1) for atom in moving]
             if factor != 1 or not texts:
-                text = self.text(factor)
-                texts.append(text if len(factor.terms) == 1 and " " not in text else f"({text})")
+                text, most = self.text(factor), top(factor)
+                # A product that may pass 2^31 must not be multiplied out before it meets what is 64 bits wide.
+                apart = widen and bool(texts) and (most is None or most > INT32)
+                texts.append(text if len(factor.terms) == 1 and (apart or " " not in text) else f"({text})")
             text = " * ".join(texts)
             for test in tests:
                 text = f"tl.where({self._test(test.num, dims)}, {text}, 0)"

@@ -61,11 +61,11 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Flag:
-    """A choice with kernel texts of its own for each value: a bool argument, or one that the call computes.
+    """A choice with kernel texts of its own for each value: an argument, or one that the call computes.
 
     Attributes:
         value: host text over the arguments; "" for an argument of that name.
-        values: what it can be; the first is the plain one.
+        values: what it can be, bools or names; the first is the plain one.
         words: by value, what the names of device functions say of it; of the first value nothing.
     """
 
@@ -187,7 +187,7 @@ class Kernel:
         derived: host text of sizes that no argument's shape or stride gives.
         quantities: host text of what dispatch rules may ask.
         requirements: further checks.
-        flags: those that the call computes; bool arguments are flags without being listed here.
+        flags: those that the call computes; bool and name arguments are flags without being listed here.
         outputs: tensors that the call makes and returns.
         refits: a tile of `divides` and another tile: where a rule's tile does not divide, it is halved until it does,
             and the other doubled, so that a program keeps its size.

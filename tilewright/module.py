@@ -324,6 +324,11 @@ class _Module:
         device = self.tensor_names[0]
         seen: dict[str, str] = {}
         for argument in self.kernel.arguments:
+            if isinstance(argument, Flag) and not isinstance(argument.values[0], bool):
+                options = f"{', '.join(argument.values[:-1])} or {argument.values[-1]}"
+                message = f"{argument.name} is {{{argument.name}!r}}, {options} is needed"
+                yield "ContractError", _type_test(argument), message, ()
+                continue
             if isinstance(argument, Flag):
                 yield (
                     "DtypeError", _type_test(argument),
@@ -711,8 +716,11 @@ class _Module:
 
 
 def _type_test(argument: Scalar | Flag) -> str:
-    if isinstance(argument, Flag):
+    if isinstance(argument, Flag) and isinstance(argument.values[0], bool):
         return f"isinstance({argument.name}, bool)"
+    if isinstance(argument, Flag):
+        values = ", ".join(f'"{value}"' for value in argument.values)
+        return f"(isinstance({argument.name}, str) and {argument.name} in ({values}))"
     kinds = "int" if argument.is_integer else "(int, float)"
     return f"(isinstance({argument.name}, {kinds}) and not isinstance({argument.name}, bool))"
 

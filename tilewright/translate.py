@@ -478,7 +478,8 @@ class Translator:
             # Widened where it is first used: a conversion right behind a load makes the next load wait for it. But a
             # loop must not change the type of what it found.
             dtype = reference.dtype
-            (self.places.head if self.in_loop and not access.step else self.body).append(f"{generated} = {generated}.to(tl.{dtype})")
+            lines = self.places.head if self.in_loop and not access.step else self.body
+            lines.append(f"{generated} = {generated}.to(tl.{dtype})")
         self.loaded[key] = Value(generated, dtype, access.dims)
         return self.loaded[key]
 
