@@ -64,3 +64,27 @@ def combined_rows(x: Tile, w: Tile, bias: Tile, weight: Tile, out: Tile, biased:
     if weighted:
         acc = acc * float32(weight)
     out = sum(acc, "slots")
+
+
+def silu_pairs(x: Tile, out: Tile) -> None:
+    """out = silu(gate) * up of the two sides of x."""
+    gate, up = split(float32(x), "side")
+    out = silu(gate) * up
+
+
+def gelu_pairs(x: Tile, out: Tile) -> None:
+    """out = gelu(gate) * up of the two sides of x."""
+    gate, up = split(float32(x), "side")
+    out = gelu(gate) * up
+
+
+def gelu_tanh_pairs(x: Tile, out: Tile) -> None:
+    """out = gelu_tanh(gate) * up of the two sides of x."""
+    gate, up = split(float32(x), "side")
+    out = gelu_tanh(gate) * up
+
+
+def swigluoai_pairs(x: Tile, out: Tile) -> None:
+    """out = swigluoai(gate, up) of the two sides of x."""
+    gate, up = split(float32(x), "side")
+    out = swigluoai(gate, up)

@@ -16,7 +16,8 @@ MOST = 1 << 20  # columns and inner sizes up to which offsets within a row are s
 FAR = 1 << 40  # elements that a stride may be
 
 num_tokens = Size("num_tokens")
-top_k = Size("top_k", "constexpr", low=1, high=1024)
+top_k = Size("top_k", "constexpr", low=1, high=64)
+slot_lanes = Size("slot_lanes", "constexpr", low=1, high=64)  # top_k, rounded up to a power of two
 num_rows = Size("num_rows")  # of x
 num_routed = Size("num_routed")
 num_experts = Size("num_experts")
@@ -43,6 +44,8 @@ sorted_token_ids = Tensor("sorted_token_ids", "rows", (num_sorted,), "int32")
 expert_ids = Tensor("expert_ids", "blocks", (Size("num_blocks"),), "int32")
 num_tokens_post_pad = Tensor("num_tokens_post_pad", "one", (1,), "int32")
 out = Tensor("out", "routed columns", (num_routed, size_n), "like:hidden_states")
+
+WIDE = "hidden_states.element_size()"  # bytes: float32 has no matrix unit, and half the room
 
 ROUTED = num_tokens.expr * top_k
 routed_out = out.view("out", "routed columns", (ROUTED, size_n), (size_n, 1), "like:hidden_states")
@@ -71,6 +74,7 @@ def gated_weights(interleaved: bool) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
 
 
+SLOT_LANES = "1 << (topk_ids.shape[1] - 1).bit_length()"
 ACTIVATIONS = Flag("activation", values=("silu", "gelu", "gelu_tanh", "swigluoai"))
 INTERLEAVED = Flag("interleaved", 'activation == "swigluoai"', words={True: "interleaved"})
 BIASED = Flag("biased", "expert_bias is not None")

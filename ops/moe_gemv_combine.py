@@ -6,14 +6,13 @@ from typing import Any
 
 from tilewright.applications.moe import combined_rows
 from tilewright.arrangements.routed_rows import token_tiles
-from tilewright.expr import Expr, Size
+from tilewright.expr import Expr
 from tilewright.kernel import Argument, Branch, Kernel, Requirement
 from tilewright.launch import operator
 from tilewright.ops import moe
-from tilewright.ops.moe import num_tokens, top_k
+from tilewright.ops.moe import num_tokens, slot_lanes, top_k
 from tilewright.tensor import Tensor
 
-slot_lanes = Size("slot_lanes", "constexpr", low=1, high=1024)  # top_k, rounded up to a power of two
 out = Tensor("out", "tokens columns", (num_tokens, moe.size_n), "like:hidden_states")
 
 
@@ -37,9 +36,9 @@ kernel = Kernel(
     ),
     branches=(Branch("combined_rows", arrange, combined_rows),),
     divides={"columns": (moe.size_n,), "block_k": (moe.size_k,)},
-    derived={"slot_lanes": "1 << (topk_weights.shape[1] - 1).bit_length()"},
+    derived={"slot_lanes": moe.SLOT_LANES},
     flags=(moe.BIASED, moe.MAPPED),
-    quantities={"tokens": "num_tokens", "columns": "size_n", "k": "size_k"},
+    quantities={"tokens": "num_tokens", "slots": "top_k", "columns": "size_n", "k": "size_k"},
     requirements=(
         Requirement(
             "ShapeError", "hidden_states.shape[0] == topk_weights.shape[0] * topk_weights.shape[1]",

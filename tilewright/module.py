@@ -536,10 +536,11 @@ class _Module:
                 continue
             for i, axis in enumerate(argument.tensor.axes):
                 size, stride = axis.size.single, argument.tensor.source.strides[i].single
+                absent = f"0 if {argument.name} is None else " if argument.optional else ""
                 if isinstance(size, Size):
-                    host.setdefault(size.name, f"{argument.name}.shape[{i}]")
+                    host.setdefault(size.name, f"{absent}{argument.name}.shape[{i}]")
                 if isinstance(stride, Size):
-                    host.setdefault(stride.name, f"{argument.name}.stride({i})")
+                    host.setdefault(stride.name, f"{absent}{argument.name}.stride({i})")
         missing = [n for n in (*self.runtime, *self.constexprs) if n not in host]
         if missing:
             raise GenerationError(f"{self.kernel.name}: no argument gives {', '.join(missing)}")

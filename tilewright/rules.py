@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.errors import ProfileError
 
+LAUNCH = ("num_warps", "num_stages")
 HOW = ("measured", "stated", "inferred", "known")
 
 
@@ -34,17 +35,22 @@ class Rules:
     status: str
 
 
-def load(operator: str, device: str, parameters: Sequence[str], quantities: Sequence[str]) -> Rules:
+def load(
+    operator: str, device: str, parameters: Sequence[str], quantities: Sequence[str], launches: bool = True
+) -> Rules:
     """The rules of `operator` on `device`; a device without a file of its own has generic's.
+
+    One that launches nothing itself has parameters alone, no num_warps and num_stages.
 
     Raises:
         ProfileError: unknown fields, a missing parameter, no provenance, or no rule that always fits.
     """
     file = resources.files("tilewright.ops") / "configs" / f"{device}.toml"
+    wanted = (*parameters, *(LAUNCH if launches else ()))
     if file.is_file():
-        return parse(file.read_text(), f"configs/{device}.toml", operator, parameters, quantities)
+        return parse(file.read_text(), f"configs/{device}.toml", operator, wanted, quantities)
     file = resources.files("tilewright.ops") / "configs" / "generic.toml"
-    rules = parse(file.read_text(), "configs/generic.toml", operator, parameters, quantities)
+    rules = parse(file.read_text(), "configs/generic.toml", operator, wanted, quantities)
     return replace(rules, status="only generated, with generic's rules")
 
 
@@ -73,7 +79,7 @@ def _rule(
         problems.append(f"{name}: unknown field {key}")
     for key in sorted(set(least) - set(quantities)):
         problems.append(f"{name}: unknown quantity {key}, known are {', '.join(quantities)}")
-    wanted = {*parameters, "num_warps", "num_stages"}
+    wanted = set(parameters)
     for key in sorted(wanted - set(config)):
         problems.append(f"{name}: config lacks {key}")
     for key in sorted(set(config) - wanted):

@@ -499,7 +499,7 @@ class Tensor:
 
         def to_old(new: Indices) -> Place:
             value, conditions = index.at(tuple(new[d] for d in dims))
-            return new, conditions if below is None else (*conditions, below - 1 - value)
+            return new, conditions if below is None else (*conditions, wrap(below) - 1 - value)
 
         return self._derive(self.axes, to_old)
 
