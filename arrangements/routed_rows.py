@@ -95,7 +95,7 @@ def by_routed_row(x: Tensor, rows: IndexTensor, top_k: SizeLike) -> Tensor:
 
 
 def expert_of(topk_ids: Tensor, expert_map: Tensor | None) -> IndexTensor:
-    """Which expert an element of topk_ids means: none where the id, or what it is mapped to, is negative or too large."""
+    """Which expert each of topk_ids means: none where the id, or what it is mapped to, is negative or too large."""
     ids = topk_ids.index(name="expert")
     if expert_map is None:
         return ids

@@ -27,9 +27,9 @@ def fused_experts_impl(
     block_shape: Any = None, w1_bias: Any = None, w2_bias: Any = None, *, block_size: int | None = None,
     profile: str | None = None,
 ) -> Any:  # fmt: skip
-    """out[t] = sum over slots s of weight[t, s] * (w2[e] @ act(w1[e] @ hidden[t] + b1[e]) + b2[e]), e of topk_ids[t, s].
+    """out[t] = sum over slots s of weight[t, s] * (w2[e] @ act(w1[e] @ hidden[t] + b1[e]) + b2[e]).
 
-    Products accumulate in float32. Values are rounded to the dtype of hidden_states where they are stored: the
+    e is the expert of topk_ids[t, s]. Products accumulate in float32. Values are rounded to the dtype of hidden_states where they are stored: the
     activated product, each routed row's result (unless a program sums a token's rows), and out. Tokens without any
     routed row are exactly 0, results do not depend on the order of programs, and nothing waits for the device.
 
@@ -92,8 +92,9 @@ def fused_experts_impl(
         ignore_invalid_experts=True, **options,
     )  # fmt: skip
     routed = hidden_states.new_empty((tokens * slots, hidden))
-    moe_gemm_gated(hidden_states, w1, w1_bias, topk_weights, *aligned, activated, block, activation, on_input, **options)
-    moe_gemm(activated, w2, w2_bias, topk_weights, *aligned, routed, block, not on_input, **options)
+    tables = (topk_weights, *aligned)
+    moe_gemm_gated(hidden_states, w1, w1_bias, *tables, activated, block, activation, on_input, **options)
+    moe_gemm(activated, w2, w2_bias, *tables, routed, block, not on_input, **options)
     moe_combine(routed, topk_ids, expert_map, experts, out, **options)
     return out
 

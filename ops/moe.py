@@ -60,23 +60,25 @@ def plain_weights() -> tuple[Tensor, Tensor]:
     )
 
 
-def gated_weights(interleaved: bool) -> tuple[Tensor, Tensor]:
+def gated_weights(activation: str) -> tuple[Tensor, Tensor]:
     """As `plain_weights`, of twice the columns: those of the gate before those it gates, or each beside its own."""
+    interleaved = activation in INTERLEAVED
     names = "experts columns side" if interleaved else "experts side columns"
     sizes = (num_experts, size_n, 2) if interleaved else (num_experts, 2, size_n)
 
     def strides(column: Size | int) -> tuple[Expr | Size | int, ...]:
         return (column * 2, column) if interleaved else (size_n.expr * column, column)
 
+    of_w = (expert_stride, *strides(column_stride.expr), k_stride)
     return (
-        w.view("expert_weights", f"{names} k", (*sizes, size_k), (expert_stride, *strides(column_stride.expr), k_stride), "like:hidden_states"),
+        w.view("expert_weights", f"{names} k", (*sizes, size_k), of_w, "like:hidden_states"),
         bias.view("expert_bias", names, sizes, (size_n.expr * 2, *strides(1)), "like:hidden_states"),
-    )  # fmt: skip
+    )
 
 
+INTERLEAVED = ("swigluoai",)  # activations whose gate and up columns come in turn
 SLOT_LANES = "1 << (topk_ids.shape[1] - 1).bit_length()"
 ACTIVATIONS = Flag("activation", values=("silu", "gelu", "gelu_tanh", "swigluoai"))
-INTERLEAVED = Flag("interleaved", 'activation == "swigluoai"', words={True: "interleaved"})
 BIASED = Flag("biased", "expert_bias is not None")
 MAPPED = Flag("mapped", "expert_map is not None")
 WEIGHTED = Flag("apply_router_weight", words={True: "weighted"})
@@ -90,7 +92,8 @@ BLOCK_SIZE = Scalar("block_size", block_size)
 
 PER_TOKEN = Requirement(
     "ShapeError", "hidden_states.shape[0] == topk_weights.shape[0]",
-    "hidden_states has tokens={hidden_states.shape[0]}, topk_weights has {topk_weights.shape[0]}", ("hidden_states", "topk_weights"),
+    "hidden_states has tokens={hidden_states.shape[0]}, topk_weights has {topk_weights.shape[0]}",
+    ("hidden_states", "topk_weights"),
 )  # fmt: skip
 ALL_ROUTED = Requirement(
     "ShapeError", "out.shape[0] == topk_weights.shape[0] * topk_weights.shape[1]",
@@ -120,7 +123,8 @@ def columns(count: int) -> Requirement:
     times = f"{count} * " if count > 1 else ""
     return Requirement(
         "ShapeError", f"expert_weights.shape[1] == {times}out.shape[1]",
-        f"expert_weights has columns={{expert_weights.shape[1]}}, {times}{{out.shape[1]}} columns of out are needed", ("expert_weights", "out"),
+        f"expert_weights has columns={{expert_weights.shape[1]}}, {times}{{out.shape[1]}} columns of out are needed",
+        ("expert_weights", "out"),
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ gate_up = Tensor("gate_up", "routed columns", (moe.num_routed, moe.columns_of_w)
 out = Tensor("out", "routed columns", (moe.num_routed, moe.size_n), "like:gate_up")
 
 
-def arrange(columns: Expr, *, interleaved: bool = False) -> dict[str, Any]:
+def arrange(columns: Expr, *, activation: str = "silu") -> dict[str, Any]:
     """A program takes one routed row by `columns` columns of gate and of up."""
+    interleaved = activation in moe.INTERLEAVED
     names = "routed columns side" if interleaved else "routed side columns"
     sizes, strides = ((moe.size_n, 2), (2, 1)) if interleaved else ((2, moe.size_n), (moe.size_n, 1))
     x = gate_up.view("gate_up", names, (moe.num_routed, *sizes), (moe.size_n.expr * 2, *strides), moe.FLOATS)
@@ -35,7 +36,6 @@ kernel = Kernel(
         ),
     ),
     divides={"columns": (moe.size_n,)},
-    flags=(moe.INTERLEAVED,),
     quantities={"rows": "num_routed", "columns": "size_n"},
     requirements=(
         Requirement(

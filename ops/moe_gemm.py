@@ -45,7 +45,8 @@ kernel = Kernel(
         moe.ALL_ROUTED,
         Requirement(
             "ShapeError", "hidden_states.shape[0] in (topk_weights.shape[0], out.shape[0])",
-            "hidden_states has tokens={hidden_states.shape[0]}, {topk_weights.shape[0]} or out's {out.shape[0]} are needed",
+            "hidden_states has tokens={hidden_states.shape[0]}, {topk_weights.shape[0]} or out's {out.shape[0]} are "
+            "needed",
             ("hidden_states", "topk_weights", "out"),
         ),
         moe.columns(1),
@@ -56,8 +57,8 @@ kernel = Kernel(
 
 @operator(kernel)
 def moe_gemm(
-    hidden_states: Any, expert_weights: Any, expert_bias: Any, topk_weights: Any, sorted_token_ids: Any, expert_ids: Any, num_tokens_post_pad: Any,
-    out: Any, block_size: int, apply_router_weight: bool,
+    hidden_states: Any, expert_weights: Any, expert_bias: Any, topk_weights: Any, sorted_token_ids: Any,
+    expert_ids: Any, num_tokens_post_pad: Any, out: Any, block_size: int, apply_router_weight: bool,
 ) -> None:  # fmt: skip
     """out[i] = (x[i] @ w[e]^T + bias[e]) * weight[i] for every routed row i that is listed, e the expert of its block.
 
@@ -65,8 +66,8 @@ def moe_gemm(
     whose expert is negative or not there become 0.
 
     Args:
-        hidden_states: [tokens or tokens * slots, k] bfloat16, float16 or float32, contiguous: a row for each token, which all its
-            slots share, or one for each slot.
+        hidden_states: [tokens or tokens * slots, k] bfloat16, float16 or float32, contiguous: a row for each token,
+            which all its slots share, or one for each slot.
         expert_weights: [experts, columns, k], hidden_states' dtype, any strides.
         expert_bias: [experts, columns], hidden_states' dtype, contiguous, or None.
         topk_weights: [tokens, slots] float32, bfloat16 or float16, any strides.

@@ -13,12 +13,12 @@ from tilewright.ops.moe import block_size, expert_ids, num_tokens, num_tokens_po
 
 
 def arrange(
-    columns: Expr, block_k: Expr, *, interleaved: bool = False, biased: bool = False, apply_router_weight: bool = False
+    columns: Expr, block_k: Expr, *, activation: str = "silu", biased: bool = False, apply_router_weight: bool = False
 ) -> dict[str, Any]:
     """A program takes a block of routed rows by `columns` columns of gate and of up, in steps of `block_k`."""
     x = moe.x.view("hidden_states", "tokens k", (num_tokens, moe.size_k), (moe.size_k, 1), moe.FLOATS)
     tiles = aligned_tiles(
-        x, *moe.gated_weights(interleaved), moe.topk_weights, moe.routed_out, sorted_token_ids, expert_ids, top_k,
+        x, *moe.gated_weights(activation), moe.topk_weights, moe.routed_out, sorted_token_ids, expert_ids, top_k,
         top_k, block_size, columns, block_k,
     )  # fmt: skip
     return {**tiles, "biased": biased, "weighted": apply_router_weight}
@@ -33,7 +33,7 @@ kernel = Kernel(
         moe.gated_branch("gated_rows", arrange, limit=("rows", num_tokens_post_pad), order=("rows", "group")),
     ),
     divides={"columns": (moe.size_n,), "block_k": (moe.size_k,)},
-    flags=(moe.INTERLEAVED, moe.BIASED),
+    flags=(moe.BIASED,),
     quantities={
         "rows": "num_routed", "block": "block_size", "columns": "size_n", "k": "size_k", "bytes": moe.WIDE,
     },
@@ -43,8 +43,8 @@ kernel = Kernel(
 
 @operator(kernel)
 def moe_gemm_gated(
-    hidden_states: Any, expert_weights: Any, expert_bias: Any, topk_weights: Any, sorted_token_ids: Any, expert_ids: Any, num_tokens_post_pad: Any,
-    out: Any, block_size: int, activation: str, apply_router_weight: bool,
+    hidden_states: Any, expert_weights: Any, expert_bias: Any, topk_weights: Any, sorted_token_ids: Any,
+    expert_ids: Any, num_tokens_post_pad: Any, out: Any, block_size: int, activation: str, apply_router_weight: bool,
 ) -> None:  # fmt: skip
     """out[i] = activation(gate) * up, of gate, up = (x[i // slots] @ w[e]^T + bias[e]) * weight[i].
 

@@ -13,13 +13,13 @@ from tilewright.ops.moe import num_tokens, top_k
 
 
 def arrange(
-    columns: Expr, block_k: Expr, *, interleaved: bool = False, biased: bool = False, mapped: bool = False,
+    columns: Expr, block_k: Expr, *, activation: str = "silu", biased: bool = False, mapped: bool = False,
     apply_router_weight: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A program takes one routed row by `columns` columns of gate and of up, in steps of `block_k`."""
     x = moe.x.view("hidden_states", "tokens k", (num_tokens, moe.size_k), (moe.size_k, 1), moe.FLOATS)
     tiles = listed_tiles(
-        x, *moe.gated_weights(interleaved), moe.topk_weights, moe.routed_out, moe.topk_ids,
+        x, *moe.gated_weights(activation), moe.topk_weights, moe.routed_out, moe.topk_ids,
         moe.expert_map if mapped else None, moe.ROUTED, top_k, columns, block_k,
     )  # fmt: skip
     return {**tiles, "biased": biased, "weighted": apply_router_weight}
@@ -32,7 +32,7 @@ kernel = Kernel(
     ),
     branches=(moe.gated_branch("gated_row", arrange),),
     divides={"columns": (moe.size_n,), "block_k": (moe.size_k,)},
-    flags=(moe.INTERLEAVED, moe.BIASED, moe.MAPPED),
+    flags=(moe.BIASED, moe.MAPPED),
     quantities={"rows": "num_routed", "columns": "size_n", "k": "size_k"},
     requirements=(moe.PER_TOKEN, moe.ALL_ROUTED, moe.columns(2)),
 )  # fmt: skip
@@ -43,10 +43,10 @@ def moe_gemv_gated(
     hidden_states: Any, expert_weights: Any, expert_bias: Any, topk_weights: Any, topk_ids: Any, expert_map: Any,
     out: Any, activation: str, apply_router_weight: bool,
 ) -> None:  # fmt: skip
-    """out[i] = activation(gate) * up, of gate, up = (x[i // slots] @ w[e]^T + bias[e]) * weight[i]; 0 without an expert.
+    """out[i] = activation(gate) * up, of gate, up = (x[i // slots] @ w[e]^T + bias[e]) * weight[i].
 
     As `moe_gemm_gated` without an alignment: e is row i's own expert, topk_ids[i // slots, i % slots], through
-    expert_map if there is one. For few rows, each of which reads its expert's weights.
+    expert_map if there is one; without an expert the row is 0. For few rows, each of which reads its expert's weights.
 
     Args:
         hidden_states: as `moe_gemm_gated`.
