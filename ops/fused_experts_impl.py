@@ -29,9 +29,10 @@ def fused_experts_impl(
 ) -> Any:  # fmt: skip
     """out[t] = sum over slots s of weight[t, s] * (w2[e] @ act(w1[e] @ hidden[t] + b1[e]) + b2[e]).
 
-    e is the expert of topk_ids[t, s]. Products accumulate in float32. Values are rounded to the dtype of hidden_states where they are stored: the
-    activated product, each routed row's result (unless a program sums a token's rows), and out. Tokens without any
-    routed row are exactly 0, results do not depend on the order of programs, and nothing waits for the device.
+    e is the expert of topk_ids[t, s]. Products accumulate in float32. Values are rounded to hidden_states' dtype where
+    they are stored: the activated product, each routed row's result (unless a program sums a token's rows), and out.
+    Tokens without any routed row are exactly 0, results do not depend on the order of programs, and nothing waits for
+    the device.
 
     Args:
         hidden_states: [tokens, hidden] bfloat16, float16 or float32, contiguous; read only.

@@ -45,7 +45,11 @@ expert_ids = Tensor("expert_ids", "blocks", (Size("num_blocks"),), "int32")
 num_tokens_post_pad = Tensor("num_tokens_post_pad", "one", (1,), "int32")
 out = Tensor("out", "routed columns", (num_routed, size_n), "like:hidden_states")
 
-WIDE = "hidden_states.element_size()"  # bytes: float32 has no matrix unit, and half the room
+QUANTITIES = {
+    "rows": "num_routed", "block": "block_size", "columns": "size_n", "k": "size_k",
+    "bytes": "hidden_states.element_size()",  # float32 has no matrix unit, and half the room
+    "odd": "int(size_n % 32 != 0 or size_k % 32 != 0)",  # no tile divides: masks take registers
+}  # fmt: skip
 
 ROUTED = num_tokens.expr * top_k
 routed_out = out.view("out", "routed columns", (ROUTED, size_n), (size_n, 1), "like:hidden_states")

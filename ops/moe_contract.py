@@ -79,7 +79,7 @@ def _options(given: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         yield ContractError, f"activation is {activation!r}, {_either(ACTIVATIONS)} is needed"
     if block is not None and (type(block) is not int or block not in BLOCKS):
-        yield ContractError, f"block_size is {block!r}, {_either(tuple(map(str, BLOCKS)))} or None is needed"
+        yield ContractError, f"block_size is {block!r}, {_either((*map(str, BLOCKS), 'None'))} is needed"
 
 
 def _sizes(fit: Mapping[str, Any]) -> Iterator[Problem]:

@@ -38,9 +38,7 @@ kernel = Kernel(
     ),
     divides={"columns": (moe.size_n,), "block_k": (moe.size_k,)},
     flags=(moe.BIASED, FEWER),
-    quantities={
-        "rows": "num_routed", "block": "block_size", "columns": "size_n", "k": "size_k", "bytes": moe.WIDE,
-    },
+    quantities=moe.QUANTITIES,
     requirements=(
         moe.ALL_ROUTED,
         Requirement(

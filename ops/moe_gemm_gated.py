@@ -34,9 +34,7 @@ kernel = Kernel(
     ),
     divides={"columns": (moe.size_n,), "block_k": (moe.size_k,)},
     flags=(moe.BIASED,),
-    quantities={
-        "rows": "num_routed", "block": "block_size", "columns": "size_n", "k": "size_k", "bytes": moe.WIDE,
-    },
+    quantities=moe.QUANTITIES,
     requirements=(moe.PER_TOKEN, moe.ALL_ROUTED, moe.columns(2), *moe.ALIGNED),
 )  # fmt: skip
 

@@ -92,6 +92,16 @@ class Limit:
     count: Tensor
 
 
+Place = tuple[tuple[Expr, ...], tuple[Expr, ...], list[Axis]]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where tiles lie, which no line of text changes."""
+
+    known: dict[tuple[object, ...], Place]
+
+
 def singular(name: str) -> str:
     """An index along axis `tokens` is a `token`."""
     return name[:-1] if name.endswith("s") and len(name) > 2 else name
@@ -128,6 +138,7 @@ class Places:
         self.choices: dict[tuple[str, Expr], str] = {}
         self.index_loads: dict[str, tuple[Expr, ...]] = {}
         self.steps: dict[Atom, Named] = {}  # of the loop that is being written
+        self.located = Located({})
         self.axes = self._tile_axes()
         self._define_programs()
         self.prologue = len(self.head)  # how many lines of the head say which program this is
@@ -306,10 +317,14 @@ class Places:
         """The axes of a parameter's tile along which its elements differ."""
         return tuple(str(axis.name) for axis in self._located(parameter, {})[2])
 
-    def _located(
-        self, parameter: str, fixed: Mapping[str, int]
-    ) -> tuple[tuple[Expr, ...], tuple[Expr, ...], list[Axis]]:
+    def _located(self, parameter: str, fixed: Mapping[str, int]) -> Place:
         """Where a tile's elements lie, under which conditions, and the axes along which they move."""
+        key = (parameter, tuple(sorted(fixed.items())))
+        if key not in self.located.known:
+            self.located.known[key] = self._locate(parameter, fixed)
+        return self.located.known[key]
+
+    def _locate(self, parameter: str, fixed: Mapping[str, int]) -> Place:
         tensor = self.tensors[parameter]
         programs = [Index(str(a.name), a.size, "program").expr for a in tensor.axes]
         steps = [[Index(str(a.name), a.size, "step").expr for a in level] for level in tensor.levels[1:-1]]
