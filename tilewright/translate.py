@@ -254,7 +254,9 @@ class Translator:
         if isinstance(node, ast.Call):
             return self._word(node)
         if isinstance(node, ast.Subscript):
-            return self._step(self.value(node.value), self.value(node.slice))
+            tile, step = self.value(node.value), self.value(node.slice)
+            self.node = node
+            return self._step(tile, step)
         raise self.refuse("this expression has no meaning in an application")
 
     def _flags(self, node: ast.BoolOp) -> Value:
@@ -390,14 +392,14 @@ class Translator:
         free = tuple(name for name in self.axes_of(operand) if name != axis)
         if isinstance(operand, TileRef):
             joined = free if len(free) > 1 else ()
-            return self._load(operand, self.places.access(operand.parameter, joined=joined), operand.parameter)
+            return self._load(operand, self._access(operand, joined=joined), operand.parameter)
         value = self.read(operand)
         apart = tuple(a for a in value.axes if a.name != axis)
         return reshaped(self, value, (apart, *((a,) for a in value.axes if a.name == axis)))
 
     def read(self, operand: Any) -> Value:
         if isinstance(operand, TileRef):
-            return self._load(operand, self.places.access(operand.parameter), operand.parameter)
+            return self._load(operand, self._access(operand), operand.parameter)
         if isinstance(operand, Joined):
             return self._joined(operand)
         if isinstance(operand, Value):
@@ -421,7 +423,7 @@ class Translator:
             sides = []
             for side, suffix in enumerate(("first", "second")):
                 name = f"{operand.parameter}_{suffix}"
-                access = self.places.access(operand.parameter, {axis: side}, f"_{suffix}")
+                access = self._access(operand, {axis: side}, f"_{suffix}")
                 sides.append(self._load(operand, access, name))
             return sides[0], sides[1]
         value = opened(self, self.read(operand), [axis])
@@ -456,10 +458,13 @@ class Translator:
         return Value(f"tl.join({a.code}, {b.code})", a.dtype, (*dims, (self.axis(value.axis),)))
 
     # -- memory
+    def _access(self, reference: TileRef, *where: Any, **how: Any) -> Access:
+        if self.steps(reference) and not reference.step:
+            raise self.refuse(f"{reference.parameter} is read a step at a time: {reference.parameter}[k]")
+        return self.places.access(reference.parameter, *where, **how)
+
     def _load(self, reference: TileRef, access: Access, name: str) -> Value:
         key = (access.pointers, reference.dtype, access.step)
-        if bool(self.steps(reference)) != reference.step:
-            raise self.refuse(f"{reference.parameter} is read a step at a time: {reference.parameter}[k]")
         if key in self.loaded:
             return self.loaded[key]
         tensor = self.places.tensors[reference.parameter]
