@@ -79,10 +79,11 @@ def test_rows_without_a_sentinel_do_not_change(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("ids", ("missing", "past", "elsewhere"))
-def test_a_row_that_nobody_routes_reads_nothing(ids: str, block: int) -> None:
-    """Not even its own hidden state or router weight, which may be NaN."""
-    parallel = 2 if ids == "elsewhere" else 1
+@pytest.mark.parametrize(
+    ("ids", "parallel"), [("elsewhere", 2), *((i, p) for i in ("missing", "half missing", "past") for p in (1, 2))]
+)
+def test_a_row_that_nobody_routes_reads_nothing(ids: str, parallel: int, block: int) -> None:
+    """Not even its own hidden state or router weight, which may be NaN; with a map, no element beside the map."""
     inputs = make(Case(6, 8, 2, 32, 16, ids=ids, parallel=parallel, on_input=True))
     local = reference.local_experts(
         inputs.topk_ids, inputs.case.local_experts, inputs.options()["global_num_experts"], inputs.expert_map
@@ -263,17 +264,20 @@ def test_rows_past_2_31_elements() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("apart", ("experts", "columns"))
+@pytest.mark.parametrize("apart", ("experts", "columns", "steps"))
 def test_weights_past_2_31_elements(apart: str, block: int) -> None:
-    """Experts, or rows of weights, so far apart that their last ones lie past 2^31 elements."""
-    inputs = make(Case(2, 3, 3, 32, 16) if apart == "experts" else Case(2, 1, 1, 32, 16))
+    """Experts, rows or columns of weights, so far apart that their last ones lie past 2^31 elements."""
+    cases = {"experts": Case(2, 3, 3, 32, 16), "columns": Case(2, 1, 1, 32, 16), "steps": Case(2, 1, 1, 96, 80)}
+    inputs = make(cases[apart])
     arguments = inputs.arguments()
     for name in ("w1", "w2"):
         weight = arguments[name]
         count, columns, k = weight.shape
-        expert, column = ((1 << 30) + k, k) if apart == "experts" else (columns << 27, 1 << 27)
-        size = (count - 1) * expert + (columns - 1) * column + k
-        far = torch.empty(size, dtype=torch.bfloat16).as_strided(weight.shape, (expert, column, 1))
+        strides = {
+            "experts": ((1 << 30) + k, k, 1), "columns": (columns << 27, 1 << 27, 1), "steps": (k << 26, 1, 1 << 26),
+        }[apart]  # fmt: skip
+        size = 1 + sum((n - 1) * stride for n, stride in zip(weight.shape, strides, strict=True))
+        far = torch.empty(size, dtype=torch.bfloat16).as_strided(weight.shape, strides)
         far.copy_(weight)
         arguments[name] = far
         assert size > 2**31

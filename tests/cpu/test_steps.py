@@ -211,6 +211,25 @@ def test_an_order_needs_two_axes() -> None:
     assert str(caught.value) == "an order by columns needs a grid of it and one more axis, not ['rows', 'columns']"
 
 
+def test_arithmetic_on_a_32_bit_index_is_wide() -> None:
+    """`id // 2` may be 2^30, and a row of 64 elements begins far past 2^31 then: the product must not wrap."""
+
+    def copied(x: Tile, out: Tile) -> None:
+        out = x
+
+    ids = Tensor("ids", "rows", (NUM_ROWS,), "int32")
+    table, out = Tensor("table", "entries lanes", (Size("entries"), 64)), Tensor("out", "rows lanes", (NUM_ROWS, 64))
+
+    def arrange(rows: Any) -> dict[str, Any]:
+        x = table.gather("entries", ids.index(name="id") // 2)
+        return dict(zip(("x", "out"), cut((x, out), program={"rows": rows}), strict=True))
+
+    kernel = Kernel("copy", tuple(map(Argument, (table, ids, out))), (Branch("copied", arrange, copied),))
+    made = kernel.branch(0, H200).source
+    (load,) = (line for line in made.splitlines() if "tl.load(ids" in line)
+    assert load.endswith(".to(tl.int64)")
+
+
 # Mistakes
 
 
