@@ -58,7 +58,8 @@ def combined_rows(x: Tile, w: Tile, bias: Tile, weight: Tile, out: Tile, biased:
     """
     acc = 0.0
     for step in steps(x):
-        acc = acc + sum(float32(x[step]) * float32(w[step]), "k")
+        acc = acc + float32(x[step]) * float32(w[step])
+    acc = sum(acc, "k")
     if biased:
         acc = acc + float32(bias)
     if weighted:

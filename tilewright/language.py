@@ -100,6 +100,17 @@ class Dot(Value):
 
 
 @dataclass(frozen=True)
+class Products(Value):
+    """What `axis` has still to be summed over; sums of such values are summed over it once, when one is read."""
+
+    axis: str = ""
+
+    @property
+    def terms(self) -> Value:
+        return Value(self.code, self.dtype, self.dims, self.binds)
+
+
+@dataclass(frozen=True)
 class Word:
     """A word of the language: `lower(scope, *operands)` gives its value."""
 
@@ -109,6 +120,13 @@ class Word:
 
     def __call__(self, *operands: Any) -> Any:
         raise ApplicationError(f"{self.name}() is a word of tilewright.language: it is translated, not called")
+
+
+def named(value: Value, name: str) -> Value:
+    """The variable `name` that holds a value."""
+    if isinstance(value, Products):
+        return replace(value, code=name, binds=ATOM)
+    return Value(name, value.dtype, value.dims)
 
 
 WORDS: dict[str, Word] = {}
@@ -251,6 +269,11 @@ def binary(scope: Scope, operator: str, left: Any, right: Any) -> Value:
         dot, other = (left, scope.read(right)) if isinstance(left, Dot) else (right, scope.read(left))
         if other.literal is None and (other.dims, other.dtype) == (dot.dims, dot.dtype):
             return Value(dot.onto.format(other.code), dot.dtype, dot.dims)
+    if operator == "Add" and isinstance(right, Products):
+        if isinstance(left, Products) and left.axis == right.axis:
+            return _products(binary(scope, "Add", left.terms, right.terms), right.axis)
+        if isinstance(left, Value) and left.literal == 0:
+            return right
     (a, b), dims = aligned(scope, [scope.read(left), scope.read(right)])
     if operator in COMPARISONS:
         arithmetic(scope, [a, b])
@@ -260,6 +283,10 @@ def binary(scope: Scope, operator: str, left: Any, right: Any) -> Value:
     sign, binds = OPERATORS[operator]
     dtype = arithmetic(scope, [a, b])
     return Value(f"{a.bound(binds)} {sign} {b.bound(binds + 1)}", "float32" if sign == "/" else dtype, dims, binds)
+
+
+def _products(terms: Value, axis: str) -> Products:
+    return Products(terms.code, terms.dtype, terms.dims, terms.binds, axis=axis)
 
 
 NEUTRAL = {  # of a reduction, for floats and for integers
@@ -375,18 +402,19 @@ def steps(scope: Scope, x: Any) -> Steps:
 def dot(scope: Scope, x: Any, y: Any) -> Value:
     """dot(x, y): sum of x * y over the one axis that both have, accumulated in float32.
 
-    The axes of the result are the others, in the order of the arrangement. Where one operand has no other, or
-    lowering.dot is "none", products are added in float32; else the matrix unit takes both in their own dtype, which
-    must be the same, float32 included.
+    The axes of the result are the others, in the order of the arrangement. Where one operand has no other, products are
+    added in float32, those of all steps of a loop before they are summed; so they are where lowering.dot is "none",
+    summed at each step. Else the matrix unit takes both in their own dtype, which must be the same, float32 included.
     """
     names = [scope.axes_of(operand) for operand in (x, y)]
     common = [name for name in names[0] if name in names[1]]
     if len(common) != 1:
         raise scope.refuse(f"dot() sums over the one axis that both have; these have {', '.join(common) or 'none'}")
     axis = common[0]
-    if scope.lowering["dot"] == "none" or builtins.min(len(own) for own in names) == 1:
+    is_vector = builtins.min(len(own) for own in names) == 1
+    if scope.lowering["dot"] == "none" or is_vector:
         products = binary(scope, "Mult", *(scope.load_as(operand, "float32") for operand in (x, y)))
-        return sum.lower(scope, products, axis)
+        return _products(products, axis) if is_vector else sum.lower(scope, products, axis)
     # The operand whose other axes come first in the arrangement gives the rows.
     place = {name: i for i, name in enumerate(scope.order)}
     free = [builtins.min(place[name] for name in own if name != axis) for own in names]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.access import Definition
 from tilewright.expr import Index, Named, top
-from tilewright.language import Step, Steps, Value, mentions, number_text, shape_text
+from tilewright.language import Step, Steps, Value, mentions, named, number_text, shape_text
 
 if TYPE_CHECKING:
     from tilewright.translate import Translator
@@ -105,15 +105,15 @@ class Loop:
                 code = f"tl.zeros({shape_text(translator, after.dims)}, dtype=tl.{after.dtype})"
             elif after.dims:
                 code = f"tl.full({shape_text(translator, after.dims)}, {code}, dtype=tl.{after.dtype})"
-            before = Value(code, after.dtype, after.dims)
+            before = named(after, code)
         generated = translator.places.fresh(name)
         translator.body.append(f"{generated} = {before.code}")
         frame.names[name] = generated
-        frame.values[name] = Value(generated, before.dtype, before.dims)
+        frame.values[name] = named(before, generated)
 
     def _carry_on(self, name: str, before: Value, after: Any) -> None:
         """Ends a step with the variable as the next one expects it."""
-        if not isinstance(after, Value) or (before.dims, before.dtype) != (after.dims, after.dtype):
+        if type(after) is not type(before) or (before.dims, before.dtype) != (after.dims, after.dtype):
             raise self.translator.refuse(f"{name} is {_described(before)} before a step, {_described(after)} after it")
         if after.code != before.code:
             self.translator.body.append(f"{before.code} = {after.code}")

@@ -16,12 +16,15 @@ from tilewright.expr import Expr, Size
 from tilewright.language import (
     AND,
     HELPERS,
+    WORDS,
     Joined,
+    Products,
     Step,
     Value,
     Word,
     binary,
     mentions,
+    named,
     number_text,
     opened,
     reshaped,
@@ -210,7 +213,7 @@ class Translator:
         generated = self._local(target.id)
         self._forget(generated)
         self.body.append(f"{generated} = {value.code}")
-        frame.values[target.id] = Value(generated, value.dtype, value.dims)
+        frame.values[target.id] = named(value, generated)
 
     def _local(self, name: str) -> str:
         """The generated name to assign a local variable to; one that another variable still means is left alone."""
@@ -341,6 +344,7 @@ class Translator:
         return name
 
     def keep(self, value: Value, hint: str) -> Value:
+        value = self.read(value)
         if value.code.isidentifier() or value.literal is not None:
             return value
         if value.code not in self.kept:
@@ -402,6 +406,9 @@ class Translator:
             return self._load(operand, self._access(operand), operand.parameter)
         if isinstance(operand, Joined):
             return self._joined(operand)
+        if isinstance(operand, Products):
+            total: Value = WORDS["sum"].lower(self, operand.terms, operand.axis)
+            return total
         if isinstance(operand, Value):
             return operand
         raise self.refuse(f"{operand!r} is no value")
