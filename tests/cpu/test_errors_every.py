@@ -197,6 +197,11 @@ def shared(operator: str) -> Iterator[tuple[str, Any, type[ContractError], str]]
     for argument in OPERATORS[operator].kernel.arguments:
         name, value = argument.name, given[argument.name]
         if not isinstance(argument, Argument):
+            if isinstance(argument, Flag) and isinstance(argument.values[0], str):
+                options = f"{', '.join(argument.values[:-1])} or {argument.values[-1]} is needed"
+                for wrong in ("relu", None):
+                    yield name, wrong, ContractError, f"{name} is {wrong!r}, {options}"
+                continue
             word = "a bool" if isinstance(argument, Flag) else "an int" if argument.is_integer else "a number"
             for wrong in ("4", None) if isinstance(argument, Flag) else ("4", True):
                 kind = type(wrong).__name__
