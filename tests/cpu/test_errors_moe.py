@@ -1,9 +1,8 @@
-"""Calls that the fused MoE and its kernels refuse: the exact texts, and nothing launched or written."""
+"""Calls that the fused MoE refuses: the exact texts, and nothing launched. Its kernels' are in test_errors_every.py."""
 
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from refusals import described
 
 from tilewright import interpret, ops
 from tilewright.errors import ContractError, DeviceError, DtypeError, LayoutError, ShapeError
-from tilewright.launch import OPERATORS
 from tilewright.ops import moe_contract
 
 NAME = "fused_experts_impl"
@@ -223,110 +221,6 @@ def test_a_quantisation_of_fused_experts_is_refused() -> None:
     assert str(caught.value) == "fused_experts: quant_config is given: quantised modes are not there yet"
 
 
-# The kernels' own checks, those that no generated check of another operator has
-
-
-@pytest.mark.parametrize("name", ["moe_gemm", "moe_gemm_gated"])
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"block_size": 48}, "block_size is 48, 16, 32, 64, 128 or 256 is needed"),
-        (
-            {"sorted_token_ids": torch.zeros(40, dtype=torch.int32)},
-            "sorted_token_ids has rows=40, a multiple of block_size 16 is needed",
-        ),
-        (
-            {"expert_ids": torch.zeros(2, dtype=torch.int32)},
-            "expert_ids has blocks=2, 48 sorted rows in blocks of 16 need more",
-        ),
-        ({"apply_router_weight": 1}, "apply_router_weight is of type int, a bool is needed"),
-    ],
-    ids=lambda value: value.split(" ")[0] if isinstance(value, str) else "",
-)
-def test_alignment(name: str, change: Arguments, line: str) -> None:
-    arguments: Arguments = {
-        "hidden_states": torch.zeros(3, 32), "expert_weights": torch.zeros(2, 16, 32), "expert_bias": None,
-        "topk_weights": torch.zeros(3, 2), "sorted_token_ids": torch.zeros(48, dtype=torch.int32),
-        "expert_ids": torch.zeros(3, dtype=torch.int32), "num_tokens_post_pad": torch.zeros(1, dtype=torch.int32),
-        "out": torch.zeros(6, 16 if name == "moe_gemm" else 8), "block_size": 16,
-        **({} if name == "moe_gemm" else {"activation": "silu"}), "apply_router_weight": True,
-    }  # fmt: skip
-    if "block_size" in change:
-        arguments["sorted_token_ids"] = torch.zeros(48, dtype=torch.int32)
-    with interpret.counting() as counts, pytest.raises(ContractError) as caught:
-        getattr(ops, name)(**{**arguments, **change})
-    assert counts.programs == 0
-    assert str(caught.value).splitlines()[0] == f"{name}: {line}"
-
-
-def test_an_activation_that_a_kernel_does_not_know() -> None:
-    with pytest.raises(ContractError) as caught:
-        ops.moe_activate(torch.zeros(2, 8), torch.zeros(2, 4), "swish")
-    assert str(caught.value).splitlines()[0] == (
-        "moe_activate: activation is 'swish', silu, gelu, gelu_tanh or swigluoai is needed"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "line"),
-    [
-        (
-            "moe_combine", (torch.zeros(5, 8), torch.zeros(3, 2).int(), None, 4, torch.zeros(3, 8)),
-            "routed has routed=5, topk_ids has 3 tokens x 2 slots",
-        ),
-        (
-            "moe_activate", (torch.zeros(2, 9), torch.zeros(2, 4), "silu"),
-            "gate_up has columns=9, 2 * 4 columns of out are needed",
-        ),
-        (
-            "moe_gemv_gated",
-            (torch.zeros(3, 8), torch.zeros(2, 6, 8), None, torch.zeros(3, 2), torch.zeros(3, 2).int(), None,
-             torch.zeros(6, 4), "silu", False),
-            "expert_weights has columns=6, 2 * 4 columns of out are needed",
-        ),
-        (
-            "moe_gemv_gated",
-            (torch.zeros(2, 8), torch.zeros(2, 8, 8), None, torch.zeros(3, 2), torch.zeros(3, 2).int(), None,
-             torch.zeros(6, 4), "silu", False),
-            "hidden_states has tokens=2, topk_weights has 3",
-        ),
-        (
-            "moe_gemv_gated",
-            (torch.zeros(3, 8), torch.zeros(2, 8, 8), None, torch.zeros(3, 2), torch.zeros(3, 2).int(), None,
-             torch.zeros(5, 4), "silu", False),
-            "out has routed=5, topk_weights has 3 tokens x 2 slots",
-        ),
-        (
-            "moe_gemv_combine",
-            (torch.zeros(5, 8), torch.zeros(2, 4, 8), None, torch.zeros(3, 2), torch.zeros(3, 2).int(), None,
-             torch.zeros(3, 4), True),
-            "hidden_states has tokens=5, topk_weights has 3 tokens x 2 slots",
-        ),
-        (
-            "moe_gemv_combine",
-            (torch.zeros(6, 8), torch.zeros(2, 5, 8), None, torch.zeros(3, 2), torch.zeros(3, 2).int(), None,
-             torch.zeros(3, 4), True),
-            "expert_weights has columns=5, 4 columns of out are needed",
-        ),
-    ],
-)  # fmt: skip
-def test_sizes_of_the_kernels(name: str, arguments: tuple[Any, ...], line: str) -> None:
-    with interpret.counting() as counts, pytest.raises(ShapeError) as caught:
-        getattr(ops, name)(*arguments)
-    assert counts.programs == 0
-    assert str(caught.value).splitlines()[0] == f"{name}: {line}"
-
-
-def test_rows_of_a_gemm_are_those_of_tokens_or_of_slots() -> None:
-    arguments = (
-        torch.zeros(4, 32), torch.zeros(2, 16, 32), None, torch.zeros(3, 2), torch.zeros(48, dtype=torch.int32),
-        torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.zeros(6, 16), 16, True,
-    )  # fmt: skip
-    with pytest.raises(ShapeError) as caught:
-        ops.moe_gemm(*arguments)
-    assert str(caught.value).splitlines()[0] == "moe_gemm: hidden_states has tokens=4, 3 or out's 6 are needed"
-
-
 def test_every_check_of_the_contract_has_its_text_here() -> None:
     tree = ast.parse(open(moe_contract.__file__).read())
     patterns = []
@@ -343,9 +237,3 @@ def test_every_check_of_the_contract_has_its_text_here() -> None:
               "hidden_states is float64, bfloat16 or float16 or float32 is needed"]  # fmt: skip
     assert len(patterns) > 12
     assert [p for p in patterns if not any(re.fullmatch(p, line) for line in lines)] == []
-
-
-def test_operators_of_this_file_are_all_of_them() -> None:
-    own = {n for n in OPERATORS if n.startswith("moe_")} - {"moe_sum"}
-    assert own == {"moe_activate", "moe_combine", "moe_gemm", "moe_gemm_gated", "moe_gemv_combine", "moe_gemv_gated"}
-    assert list(itertools.filterfalse(lambda n: hasattr(ops, n), own)) == []
