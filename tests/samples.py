@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilewright import ops
 from tilewright.launch import OPERATORS
+from tilewright.ops.moe_reference import align
 
 HEADS, ROWS, BLOCKS, POSITIONS, EPS = 4, 16, 3, 64, 1e-6
 A = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
@@ -21,6 +22,9 @@ GATHER = "dequantize_and_gather_k_cache"
 B = "fused_qk_norm_rope"
 SUM = "moe_sum"
 COPY = "strided_copy"
+GEMM, GATED, GEMV, COMBINED = "moe_gemm", "moe_gemm_gated", "moe_gemv_gated", "moe_gemv_combine"
+COMBINE, ACTIVATE = "moe_combine", "moe_activate"
+EXPERTS, SLOTS, WIDTH, INNER = 3, 2, 32, 24  # of the fused mixture of experts
 
 
 class Maker:
@@ -112,6 +116,59 @@ def _copy(make: Maker) -> list[Any]:
     return [x, make.bytes(*x.shape)]
 
 
+def _experts(make: Maker, columns: int, k: int) -> list[Any]:
+    """Weights and bias of each expert, and the router's weights."""
+    weights = torch.rand((make.tokens, SLOTS), generator=make.generator, device=make.device)
+    return [make.normal(EXPERTS, columns, k), make.normal(EXPERTS, columns), weights]
+
+
+def _routing(make: Maker) -> list[Any]:
+    """Ids, of which the first names no expert here, and the map that says so."""
+    ids = torch.randint(EXPERTS, (make.tokens, SLOTS), generator=make.generator, device=make.device).int()
+    ids[:1] = EXPERTS
+    return [ids, torch.tensor([*range(EXPERTS), -1], dtype=torch.int32, device=make.device)]
+
+
+def _tables(make: Maker) -> list[Any]:
+    """The alignment of all routed rows in blocks of 16."""
+    ids = torch.randint(EXPERTS, (make.tokens, SLOTS), generator=make.generator, device=make.device)
+    return list(align(ids, 16, EXPERTS, None, True, True))
+
+
+def _gemm(make: Maker) -> list[Any]:
+    out = make.normal(make.tokens * SLOTS, INNER)
+    return [make.normal(make.tokens, WIDTH), *_experts(make, INNER, WIDTH), *_tables(make), out, 16, True]
+
+
+def _gated(make: Maker) -> list[Any]:
+    out = make.normal(make.tokens * SLOTS, INNER)
+    return [make.normal(make.tokens, WIDTH), *_experts(make, 2 * INNER, WIDTH), *_tables(make), out, 16, "silu", True]
+
+
+def _gemv(make: Maker) -> list[Any]:
+    out, x = make.normal(make.tokens * SLOTS, INNER), make.normal(make.tokens, WIDTH)
+    return [x, *_experts(make, 2 * INNER, WIDTH), *_routing(make), out, "swigluoai", False]
+
+
+def _gemv_alone(make: Maker) -> list[Any]:
+    """Without bias and map."""
+    x, weights, _, scale, ids, _, *rest = _gemv(make)
+    return [x, weights, None, scale, ids, None, *rest]
+
+
+def _combined(make: Maker) -> list[Any]:
+    out, x = make.normal(make.tokens, WIDTH), make.normal(make.tokens * SLOTS, INNER)
+    return [x, *_experts(make, WIDTH, INNER), *_routing(make), out, True]
+
+
+def _combine(make: Maker) -> list[Any]:
+    return [make.normal(make.tokens * SLOTS, WIDTH), *_routing(make), EXPERTS, make.normal(make.tokens, WIDTH)]
+
+
+def _activate(make: Maker) -> list[Any]:
+    return [make.normal(make.tokens, 2 * INNER), make.normal(make.tokens, INNER), "gelu"]
+
+
 SAMPLES: dict[str, tuple[str, Callable[[Maker], list[Any]]]] = {
     "A": (A, _a),
     "padded": (PADDED, _padded),
@@ -125,6 +182,13 @@ SAMPLES: dict[str, tuple[str, Callable[[Maker], list[Any]]]] = {
     "B, partial": (B, _b_partial),
     "sum": (SUM, _sum),
     "copy": (COPY, _copy),
+    "gemm": (GEMM, _gemm),
+    "gated gemm": (GATED, _gated),
+    "gated gemv": (GEMV, _gemv),
+    "gated gemv, alone": (GEMV, _gemv_alone),
+    "gemv of all slots": (COMBINED, _combined),
+    "sum of those with an expert": (COMBINE, _combine),
+    "activation": (ACTIVATE, _activate),
 }
 
 

@@ -131,7 +131,7 @@ def _ops(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     rows = list(check(options.device))
     for row in rows:
-        state = "equal" if not row.differing else f"{row.differing} one rounding apart" if row.fits else "WRONG"
+        state = "equal" if not row.differing else f"{row.differing} apart by rounding" if row.fits else "WRONG"
         print(f"{row.operator}: {row.tensor} {row.dtype}, {row.elements} elements: {state}")
     return 0 if all(row.fits for row in rows) else 1
 

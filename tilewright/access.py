@@ -56,6 +56,7 @@ class Access:
     fill: float | int
     element: str  # text of the element's dtype
     either: Either | None = None
+    step: str = ""  # what the pointers move by within a loop
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,32 @@ class Either:
     dims: tuple[Dim, ...]
     test: str
     exists: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """Programs of a two-dimensional grid, `size` tiles of `axis` at a time, so that those share what the L2 holds."""
+
+    axis: str
+    size: Expr
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Programs whose positions along `axis` all lie past the number that `count` [1] holds do nothing."""
+
+    axis: str
+    count: Tensor
+
+
+Place = tuple[tuple[Expr, ...], tuple[Expr, ...], list[Axis]]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where tiles lie, which no line of text changes."""
+
+    known: dict[tuple[object, ...], Place]
 
 
 def singular(name: str) -> str:
@@ -96,6 +123,8 @@ class Places:
     reserved: set[str]
     exact: bool = False  # no lane's address leaves its tensor, whatever its mask
     index: str = "tl.int64"  # of offsets that 32 bits may not hold
+    order: Order | None = None
+    limit: Limit | None = None
     head: list[Definition | str] = field(default_factory=list)
     sizes: dict[str, Size] = field(default_factory=dict)
     pointers: dict[str, Source] = field(default_factory=dict)
@@ -112,8 +141,11 @@ class Places:
         self.choices: dict[tuple[str, Expr], str] = {}
         self.moved: dict[str, Named] = {}  # by their text
         self.index_loads: dict[str, tuple[Expr, ...]] = {}
+        self.steps: dict[Atom, Named] = {}  # of the loop that is being written
+        self.located = Located({})
         self.axes = self._tile_axes()
         self._define_programs()
+        self.prologue = len(self.head)  # how many lines of the head say which program this is
 
     # -- the grid
     def _grid(self) -> tuple[Axis, ...]:
@@ -131,15 +163,15 @@ class Places:
         """The axes of all tiles, in an order that agrees with every tile's if there is one."""
         axes: dict[str, Axis] = {}
         for name, tensor in self.tensors.items():
-            if len(tensor.levels) != 2:
+            if len(tensor.levels) not in (2, 3):
                 raise GenerationError(f"{name} has {len(tensor.levels)} levels, a grid and a tile are needed")
-            for axis in tensor.levels[1]:
+            for axis in tensor.levels[-1]:
                 known = axes.setdefault(str(axis.name), axis)
                 if known.size != axis.size:
                     raise GenerationError(f"{name}: axis {axis} of its tile is {known} in another")
         after: dict[str, set[str]] = {name: set() for name in axes}
         for tensor in self.tensors.values():
-            names = [str(axis.name) for axis in tensor.levels[1]]
+            names = [str(axis.name) for axis in tensor.levels[-1]]
             for before, name in zip(names, names[1:], strict=False):
                 after[name].add(before)
         try:
@@ -150,12 +182,15 @@ class Places:
     def _define_programs(self) -> None:
         """`token = pid // head_tiles * tokens + tl.arange(0, tokens)` for every axis of the grid."""
         flat = "pid"
+        grouped = self._grouped() if self.order else {}
         for position in reversed(range(len(self.grid))):
             axis = self.grid[position]
             name = str(axis.name)
             program = Index(name, axis.size, "program")
             tile = self.axes.get(name)
-            if position:
+            if grouped:
+                number = grouped[name]
+            elif position:
                 count = self.fresh(f"{singular(name)}_tiles")
                 self.head.insert(0, f"{count} = {self.text(axis.size)}")
                 number, flat = f"{flat} % {count}", f"{flat} // {count}"
@@ -188,6 +223,37 @@ class Places:
                 lane,
                 program.expr * tile.size + lane.expr,
             )
+
+    def _grouped(self) -> dict[str, str]:
+        """The number of the tile along each axis, where programs go through groups of tiles of one axis."""
+        assert self.order is not None
+        names = [str(a.name) for a in self.grid]
+        if len(names) != 2 or names[0] != self.order.axis:
+            raise GenerationError(f"an order by {self.order.axis} needs a grid of it and one more axis, not {names}")
+        slow, fast = map(singular, names)
+        size = self.text(self.order.size)
+        counts = [self.fresh(f"{name}_tiles") for name in (slow, fast)]
+        group, first, height = map(self.fresh, ("group_programs", f"first_{slow}_tile", f"group_{slow}_tiles"))
+        self.head += [
+            *(f"{count} = {self.text(axis.size)}" for count, axis in zip(counts, self.grid, strict=True)),
+            f"{group} = {size} * {counts[1]}",
+            f"{first} = pid // {group} * {size}",
+            f"{height} = tl.minimum({counts[0]} - {first}, {size})",
+        ]
+        return {names[0]: f"{first} + pid % {group} % {height}", names[1]: f"pid % {group} // {height}"}
+
+    def guard(self) -> str:
+        """The test under which a program has anything to do; "" without a limit."""
+        if self.limit is None:
+            return ""
+        axis = next(a for a in self.grid if a.name == self.limit.axis)
+        tile = self.axes.get(self.limit.axis)
+        program = Index(self.limit.axis, axis.size, "program")
+        count = self.limit.count.source
+        self.pointers.setdefault(count.memory, count)
+        number = self.named[program].name
+        start = number if tile is None or tile.size == 1 else f"{number} * {self.text(tile.size)}"
+        return f"{start} < tl.load({count.memory})"
 
     def _program(
         self, name: str, dims: tuple[Dim, ...], narrow: str, wide: str, limit: int | None, key: Atom, value: Expr
@@ -237,24 +303,39 @@ class Places:
         return self.lanes[key]
 
     # -- accesses
-    def access(self, parameter: str, fixed: Mapping[str, int] | None = None, suffix: str = "") -> Access:
+    def access(
+        self, parameter: str, fixed: Mapping[str, int] | None = None, suffix: str = "", joined: tuple[str, ...] = ()
+    ) -> Access:
         """How the tile of `parameter` is reached; `fixed` pins axes to one position.
 
-        Axes along which nothing moves are left out: one element serves all their positions.
+        Axes along which nothing moves are left out: one element serves all their positions. The axes `joined` become
+        one lane wherever they lie.
         """
         fixed = dict(fixed or {})
-        key = (parameter, tuple(sorted(fixed.items())))
+        key = (parameter, tuple(sorted(fixed.items())), joined)
         if key not in self.accesses:
-            self.accesses[key] = self._access(parameter, fixed, suffix)
+            self.accesses[key] = self._access(parameter, fixed, suffix, joined)
         return self.accesses[key]
 
-    def _access(self, parameter: str, fixed: Mapping[str, int], suffix: str) -> Access:
+    def moving(self, parameter: str) -> tuple[str, ...]:
+        """The axes of a parameter's tile along which its elements differ."""
+        return tuple(str(axis.name) for axis in self._located(parameter, {})[2])
+
+    def _located(self, parameter: str, fixed: Mapping[str, int]) -> Place:
+        """Where a tile's elements lie, under which conditions, and the axes along which they move."""
+        key = (parameter, tuple(sorted(fixed.items())))
+        if key not in self.located.known:
+            self.located.known[key] = self._locate(parameter, fixed)
+        return self.located.known[key]
+
+    def _locate(self, parameter: str, fixed: Mapping[str, int]) -> Place:
         tensor = self.tensors[parameter]
         programs = [Index(str(a.name), a.size, "program").expr for a in tensor.axes]
+        steps = [[Index(str(a.name), a.size, "step").expr for a in level] for level in tensor.levels[1:-1]]
         lanes: list[Expr] = []
         held: list[Axis] = []
         extra: list[Expr] = []
-        for axis in tensor.levels[1]:
+        for axis in tensor.levels[-1]:
             name = str(axis.name)
             if name in fixed:
                 lanes.append(const(fixed[name]))
@@ -267,11 +348,16 @@ class Places:
                     extra.append(axis.size - 1 - lane.expr)
                 lanes.append(lane.expr)
                 held.append(axis)
-        place, conditions = tensor.locate(programs, lanes)
+        place, conditions = tensor.locate(programs, *steps, lanes)
         mask = simplify_mask([*conditions, *extra])
         moving = {a for e in (*place, *mask) for a in e.atoms()}
-        held = [axis for axis in held if _lane(axis) in moving]
-        place, mask, dims = self._folded(tensor.source, place, mask, held)
+        return place, mask, [axis for axis in held if _lane(axis) in moving]
+
+    def _access(self, parameter: str, fixed: Mapping[str, int], suffix: str, joined: tuple[str, ...]) -> Access:
+        tensor = self.tensors[parameter]
+        place, mask, held = self._located(parameter, fixed)
+        step, place = self._stepped(parameter, place)
+        place, mask, dims = self._folded(tensor.source, place, mask, held, joined)
         place = tuple(self._inside(tensor.source, place, mask))
         if tensor.source.choices and self._differs(place[0]):
             either = self._either(tensor.source, place, mask, dims, suffix)
@@ -283,7 +369,63 @@ class Places:
         pointers = self._pointers(text, f"{parameter}{suffix}")
         return Access(
             pointers, dims, self.mask(mask, dims), mask, _fill(tensor),
-            self.element(tensor.source),
+            self.element(tensor.source), step=step,
+        )  # fmt: skip
+
+    def _stepped(self, parameter: str, place: Sequence[Expr]) -> tuple[str, tuple[Expr, ...]]:
+        """What a step adds to the tile's pointers, and where the tile of step 0 lies.
+
+        Pointers that a loop computes as `base + step * constant` are those that Triton's pipeliner understands.
+        """
+        tensor = self.tensors[parameter]
+        variables = {a for e in place for a in e.atoms() if isinstance(a, Index) and a.role == "step"}
+        if not variables:
+            return "", tuple(place)
+        offset = sum((p * s for p, s in zip(place, tensor.source.strides, strict=True)), const(0))
+        terms = []
+        for variable in sorted(variables):
+            stride = offset.coefficient(variable)
+            if variable not in self.steps:
+                raise GenerationError(f"{parameter} is read outside the loop over its steps of {variable.name}")
+            rest = None if stride is None else (offset - stride * variable.expr).atoms()
+            if stride is None or rest is None or variable in rest or not _is_size(stride):
+                raise GenerationError(f"{parameter} does not move by one stride a step of {variable.name}")
+            named = self.steps[variable]
+            reach = top(variable.size * stride)
+            text = self.text(stride)
+            name = named.name if reach is not None and reach <= INT32 else f"{named.name}.to({self.index})"
+            terms.append(f"{name} * {text if ' + ' not in text and ' - ' not in text else f'({text})'}")
+        start: dict[Atom, Expr | int] = dict.fromkeys(variables, 0)
+        return " + ".join(terms), tuple(e.substitute(start) for e in place)
+
+    def _joined(
+        self, place: tuple[Expr, ...], mask: tuple[Expr, ...], dims: list[Dim], lanes: list[Index], i: int
+    ) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """Makes one lane of dimensions i and i + 1, which need not be neighbours in memory."""
+        outer, inner = lanes[i], lanes[i + 1]
+        joined = Index(f"{outer.name}+{inner.name}", outer.size * inner.size, "lane")
+        apart: dict[Atom, Expr | int] = {outer: joined.expr // inner.size, inner: joined.expr % inner.size}
+        place = tuple(_rejoin(p, outer, inner, joined, apart) for p in place)
+        mask = tuple(condition(_rejoin(m, outer, inner, joined, apart)) for m in mask)
+        lanes[i : i + 2] = [joined]
+        dims[i : i + 2] = [dims[i] + dims[i + 1]]
+        self.named[joined] = self.lane(dims[i])
+        for axis, part in ((outer, joined.expr // inner.size), (inner, joined.expr % inner.size)):
+            self._position_by_lane(axis, part, dims[i])
+        return place, mask
+
+    def _position_by_lane(self, axis: Index, part: Expr, dim: Dim) -> None:
+        """Defines an axis's position for the lanes of a joined dimension, if programs divide the axis."""
+        atom, grid = part.single, {str(a.name): a for a in self.grid}
+        if axis.name not in grid or atom is None or atom in self.named:
+            return
+        program = Index(axis.name, grid[axis.name].size, "program")
+        counter, size = self.named[program].name, self.text(axis.size)
+        lane = render(self.name(part), lambda a: a.name if isinstance(a, Named) else self._size_name(a))
+        self._program(
+            self.fresh(f"{singular(axis.name)}_by_lane"), (dim,), f"{counter} * {size} + {lane}",
+            f"{counter}.to({self.index}) * {size} + {lane}", top(program.size * axis.size), atom,
+            program.expr * axis.size + part,
         )  # fmt: skip
 
     def _inside(self, source: Source, place: Sequence[Expr], mask: Sequence[Expr]) -> Sequence[Expr]:
@@ -345,17 +487,22 @@ class Places:
         return self.moved[text].expr
 
     def _folded(
-        self, source: Source, place: Sequence[Expr], mask: tuple[Expr, ...], held: Sequence[Axis]
+        self, source: Source, place: Sequence[Expr], mask: tuple[Expr, ...], held: Sequence[Axis],
+        joined_axes: tuple[str, ...] = (),
     ) -> tuple[tuple[Expr, ...], tuple[Expr, ...], tuple[Dim, ...]]:
         """Makes one lane of neighbouring axes that are neighbours in memory, so that an access is as wide as can be."""
         dims: list[Dim] = [(axis,) for axis in held]
         lanes = [_lane(axis) for axis in held]
         place = tuple(place)
+        for i in range(len(dims) - 2, -1, -1):
+            if {str(a.name) for d in dims[i : i + 2] for a in d} <= set(joined_axes):
+                place, mask = self._joined(place, mask, dims, lanes, i)
         i = 0
         while self.fold and i + 1 < len(dims):
             outer, inner = lanes[i], lanes[i + 1]
             grid_axes = {str(a.name) for a in self.grid}
-            if outer.name in grid_axes or inner.name in grid_axes or inner.size.value is None:
+            apart_already = {str(a.name) for d in dims[i : i + 2] for a in d} & {*grid_axes, *joined_axes}
+            if apart_already or inner.size.value is None:
                 i += 1
                 continue
             joined = Index(f"{outer.name}+{inner.name}", outer.size * inner.size, "lane")
@@ -372,7 +519,7 @@ class Places:
             dims[i : i + 2] = [dims[i] + dims[i + 1]]
             i = 0
         for dim, lane in zip(dims, lanes, strict=True):
-            if str(dim[0].name) not in {str(a.name) for a in self.grid}:
+            if lane not in self.named and str(dim[0].name) not in {str(a.name) for a in self.grid}:
                 self.named[lane] = self.lane(dim)
         return place, mask, tuple(dims)
 
@@ -461,9 +608,8 @@ class Places:
         axes = source.axes
         loaded = set(self.moved.values())
         for axis, at, stride in zip(axes, place, source.strides, strict=True):
-            atoms = at.atoms()
-            divides = any(isinstance(a, Div | Mod) for a in atoms)
-            if divides and any(isinstance(a, Loaded) or a in loaded for a in atoms):
+            parts = [a for a in at.atoms(deep=False) if isinstance(a, Div | Mod)]
+            if any(isinstance(inner, Loaded) or inner in loaded for part in parts for inner in part.expr.atoms()):
                 at = self.derived(singular(str(axis.name)), at)
             total = total + at * stride
         return self.render(total, dims, widen=True)
@@ -474,6 +620,9 @@ class Places:
         key = Test(stand_in)  # any atom that holds the expression will do as its key
         if key not in self.named:
             dims = self.dims_of(stand_in)
+            for loaded in stand_in.atoms():
+                if isinstance(loaded, Named) and loaded.limit is None:
+                    self.definitions[loaded.name].is_wide = True
             text = self.render(value, dims)
             variable = self.fresh(name)
             definition = Definition(variable, dims, text, text, is_wide=True)
@@ -543,7 +692,7 @@ class Places:
             groups[moving] = groups.get(moving, const(0)) + Expr({fixed: c})
         if widen:
             self._widen(groups)
-        out = ""
+        parts: list[tuple[str, str]] = []
         for moving, factor in sorted(groups.items(), key=lambda item: self._position(item[0])):
             sign = " + "
             if all(c < 0 for c in factor.terms.values()):
@@ -552,13 +701,17 @@ class Places:
             moving = tuple(atom for atom in moving if not isinstance(atom, Test))
             texts = [self.atom_text(atom, dims, len(moving) > 1 or factor != 1) for atom in moving]
             if factor != 1 or not texts:
-                text = self.text(factor)
-                texts.append(text if len(factor.terms) == 1 and " " not in text else f"({text})")
+                text, most = self.text(factor), top(factor)
+                # A product that may pass 2^31 must not be multiplied out before it meets what is 64 bits wide.
+                apart = widen and bool(texts) and (most is None or most > INT32)
+                texts.append(text if len(factor.terms) == 1 and (apart or " " not in text) else f"({text})")
             text = " * ".join(texts)
             for test in tests:
                 text = f"tl.where({self._test(test.num, dims)}, {text}, 0)"
-            out += (sign if out else sign.strip(" +")) + text
-        return out
+            parts.append((sign, text))
+        if parts and parts[0][0] == " - ":  # `size - tile`, not `-tile + size`
+            parts.sort(key=lambda part: part[0] == " - ")
+        return "".join((sign if i else sign.strip(" +")) + text for i, (sign, text) in enumerate(parts))
 
     def _position(self, moving: tuple[Atom, ...]) -> tuple[int, int]:
         """Products stand in the order of the axes they move along, constants last."""
@@ -629,7 +782,7 @@ class Places:
             return f"{self.render(named, dims)} >= 0"
         definition = self.definitions[subject.name]
         is_lane = any(subject == lane for lane in self.lanes.values())
-        if is_lane:
+        if is_lane or set(named.atoms()) & set(self.steps.values()):
             return self._comparison(named, subject, self.atom_text(subject, dims, False), dims)
         if named not in self.conditions:
             variable = self.fresh(f"{subject.name}_ok")
@@ -668,6 +821,10 @@ def _axis_limit(tensors: Iterable[Tensor], name: str, default: int | None) -> in
     if not known or default is None:
         return default
     return min(default, max(known) + 65536)
+
+
+def _is_size(e: Expr) -> bool:
+    return all(isinstance(a, Size) for a in e.atoms(deep=False))
 
 
 def _lane(axis: Axis) -> Index:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from tilewright.access import Places
 from tilewright.expr import Atom, Expr, Size, render, top
 from tilewright.kernel import Kernel
 from tilewright.tensor import Tensor
@@ -23,21 +24,25 @@ def explain(kernel: Kernel, profile: VendorProfile, config: Mapping[str, int]) -
     lines = [f"{kernel.name} on {profile.name}: " + ", ".join(f"{k} = {v}" for k, v in config.items())]
     for number, branch in enumerate(kernel.branches):
         text = kernel.branch(number, profile.lowering, tiles)
-        arranged = branch.arrange(**{t: kernel.tile_size(t, tiles, True) for t in branch.tiles})
+        arranged = branch.arrange(**{t: kernel.tile_size(t, tiles, True) for t in branch.arranged})
         tensors = {name: t for name, t in arranged.items() if isinstance(t, Tensor)}
         lines += ["", f"{branch.name}: {branch.application.__module__.removeprefix('tilewright.')}"]
         grid = next(iter(tensors.values())).axes
         lines.append("  grid      " + " x ".join(f"{a.name} {size_text(a.size)}" for a in grid))
+        for axis in dict.fromkeys(axis for t in tensors.values() for level in t.levels[1:-1] for axis in level):
+            lines.append(f"  steps     {axis.name} {size_text(axis.size)}")
         lanes = (profile.warp_size or 1) * config["num_warps"]
+        places = Places(tensors, fold=True, recast=True, reserved=set())
         for name, tensor in tensors.items():
-            lines.append(f"  {name:<8}  {_tile(tensor, lanes)}")
+            lines.append(f"  {name:<8}  {_tile(tensor, places.moving(name), lanes)}")
         for mask in text.masks:
             lines.append(f"  mask      {mask.kind} {mask.parameter}: {' and '.join(mask.texts) or 'none'}")
     return "\n".join(lines) + "\n"
 
 
-def _tile(tensor: Tensor, lanes: int) -> str:
-    axes = tensor.levels[1]
+def _tile(tensor: Tensor, moving: Sequence[str], lanes: int) -> str:
+    """Its axes along which elements differ: one element serves all positions of the others."""
+    axes = [axis for axis in tensor.levels[-1] if axis.size == 1 or axis.name in moving]
     shape = ", ".join(f"{a.name} {size_text(a.size)}" for a in axes)
     count = 1
     for axis in axes:

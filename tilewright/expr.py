@@ -666,7 +666,7 @@ def simplify_mask(conditions: Iterable[Expr]) -> tuple[Expr, ...]:
     """The conditions that cannot be proven and that no other implies, each once, in order."""
     kept: list[Expr] = []
     for e in map(condition, conditions):
-        if e not in kept and (_is_guard(e) or not nonnegative(e)):
+        if e not in kept and (is_guard(e) or not nonnegative(e)):
             kept.append(e)
     for e in list(kept):
         others = [o for o in kept if o is not e]
@@ -675,7 +675,7 @@ def simplify_mask(conditions: Iterable[Expr]) -> tuple[Expr, ...]:
     return tuple(kept)
 
 
-def _is_guard(e: Expr) -> bool:
+def is_guard(e: Expr) -> bool:
     """The test of a skipping index is what makes its value non-negative, so it is never proven from that."""
     value = e.single
     return isinstance(value, Loaded) and value.guarded
@@ -683,7 +683,7 @@ def _is_guard(e: Expr) -> bool:
 
 def implies(given: Expr, wanted: Expr) -> bool:
     """Does `given >= 0` prove `wanted >= 0`?"""
-    if _is_guard(wanted):
+    if is_guard(wanted):
         return False
     if nonnegative(wanted - given):
         return True

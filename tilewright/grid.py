@@ -157,7 +157,7 @@ _IN_PARTS = '''def _in_parts(limit, *tiles):
 def part_limit(kernel: Kernel, branch: Branch, budget: int) -> int:
     """The positions along the tiles of `branch` whose elements, in float32, `budget` bytes hold; at least 1."""
     flags = [p for p in inspect.signature(branch.arrange).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    arranged = branch.arrange(**{tile: const(1) for tile in branch.tiles}, **{p.name: p.default for p in flags})
+    arranged = branch.arrange(**{tile: const(1) for tile in branch.arranged}, **{p.name: p.default for p in flags})
     largest = 1
     for tensor in arranged.values():
         if isinstance(tensor, Tensor):

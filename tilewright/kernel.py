@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright import rules as rule_files
-from tilewright.access import Places
+from tilewright.access import Limit, Order, Places
 from tilewright.errors import GenerationError
 from tilewright.expr import Expr, Size, const, wrap
 from tilewright.rules import Rule, Rules
@@ -63,11 +63,11 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Flag:
-    """A choice with kernel texts of its own for each value: a bool argument, or one that the call computes.
+    """A choice with kernel texts of its own for each value: an argument, or one that the call computes.
 
     Attributes:
         value: host text over the arguments; "" for an argument of that name.
-        values: what it can be; the first is the plain one.
+        values: what it can be, bools or names; the first is the plain one.
         words: by value, what the names of device functions say of it; of the first value nothing.
     """
 
@@ -125,6 +125,9 @@ class Branch:
 
     Attributes:
         by: a flag that chooses the application.
+        limit: an axis of the grid and a tensor [1]: programs that begin at or past the number in it do nothing. They
+            must have nothing to do: where a device can have no loop under a test, they go through their masks.
+        order: an axis of the grid and a parameter: programs go through so many tiles of it before the next column.
         instead: the applications of its values other than the plain one.
         when: a bool flag without which the branch has no programs.
     """
@@ -135,11 +138,18 @@ class Branch:
     by: str = ""
     instead: Mapping[Any, Callable[..., None]] = field(default_factory=dict)
     when: str = ""
+    limit: tuple[str, Tensor] | None = None
+    order: tuple[str, str] | None = None
+
+    @property
+    def arranged(self) -> tuple[str, ...]:
+        """The tile sizes that the arrangement takes."""
+        parameters = inspect.signature(self.arrange).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        parameters = inspect.signature(self.arrange).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        return (*self.arranged, *(self.order[1:] if self.order else ()))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -180,7 +190,7 @@ class Kernel:
         derived: host text of sizes that no argument's shape or stride gives.
         quantities: host text of what dispatch rules may ask.
         requirements: further checks.
-        flags: those that the call computes; bool arguments are flags without being listed here.
+        flags: those that the call computes; bool and name arguments are flags without being listed here.
         outputs: tensors that the call makes and returns.
         refits: a tile of `divides` and another tile: where a rule's tile does not divide, it is halved until it does,
             and the other doubled, so that a program keeps its size.
@@ -249,7 +259,8 @@ class Kernel:
         name = branch.name + "".join(known[flag].word(value) for flag, value in chosen.items())
         sizes = {tile: self.tile_size(tile, bound or {}, exact) for tile in branch.tiles}
         in_arrange = inspect.signature(branch.arrange).parameters
-        arranged = dict(branch.arrange(**sizes, **{n: v for n, v in chosen.items() if n in in_arrange}))
+        given = {tile: sizes[tile] for tile in branch.arranged}
+        arranged = dict(branch.arrange(**given, **{n: v for n, v in chosen.items() if n in in_arrange}))
         tensors = {name: value for name, value in arranged.items() if isinstance(value, Tensor)}
         places = Places(
             tensors,
@@ -261,6 +272,8 @@ class Kernel:
                 "pid", "tl", "triton", INDEX_TYPE, *(a.name for a in (*self.arguments, *self.outputs)), *self.tiles,
                 *_size_names(arranged),
             },
+            order=_order(branch, sizes),
+            limit=Limit(*branch.limit) if branch.limit and lowering["branch"] != "separate" else None,
         )
         translator = Translator(places, lowering)
         translator.run(application, arranged)
@@ -269,6 +282,8 @@ class Kernel:
             grid = grid * axis.size
         places.text(grid)
         lines = [item if isinstance(item, str) else item.text for item in places.head] + translator.body
+        if guard := places.guard():
+            lines[places.prologue :] = [f"if {guard}:", *(f"    {line}" for line in lines[places.prologue :])]
         order = [a.name for a in (*self.arguments, *self.outputs)]
         used = sorted(places.pointers, key=lambda n: (order.index(n) if n in order else len(order), n))
         parameters = [
@@ -317,6 +332,13 @@ class Kernel:
         if problems:
             raise GenerationError(f"{self.name}: configuration {dict(config)}: {'; '.join(problems)}")
         return dict(config)
+
+
+def _order(branch: Branch, sizes: Mapping[str, Expr]) -> Order | None:
+    """The order of a branch's programs, if its groups hold more than one tile."""
+    if branch.order is None or sizes[branch.order[1]] == 1:
+        return None
+    return Order(branch.order[0], sizes[branch.order[1]])
 
 
 def forced(config: Mapping[str, int]) -> Rules:

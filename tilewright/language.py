@@ -8,6 +8,9 @@ as the device's do.
 
 from __future__ import annotations
 
+import ast
+import builtins
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -61,6 +64,9 @@ class Scope(Protocol):
     def inside(self, operand: Any, axis: str) -> Value: ...
     def load_as(self, operand: Any, dtype: str) -> Any: ...
     def element(self, operand: Any) -> str: ...
+    def steps(self, operand: Any) -> tuple[Axis, ...]: ...
+    def axes_of(self, operand: Any) -> tuple[str, ...]: ...
+    def matrix(self, operand: Any, axis: str) -> Value: ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,38 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What a loop goes over: the steps of a tile along an axis."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class Step:
+    """The variable of a loop over the steps along an axis."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class Dot(Value):
+    """A product of matrices; what is added to it may be its accumulator: `code` with `{}` for that, and a comma."""
+
+    onto: str = ""
+
+
+@dataclass(frozen=True)
+class Products(Value):
+    """What `axis` has still to be summed over; sums of such values are summed over it once, when one is read."""
+
+    axis: str = ""
+
+    @property
+    def terms(self) -> Value:
+        return Value(self.code, self.dtype, self.dims, self.binds)
+
+
+@dataclass(frozen=True)
 class Word:
     """A word of the language: `lower(scope, *operands)` gives its value."""
 
@@ -82,6 +120,13 @@ class Word:
 
     def __call__(self, *operands: Any) -> Any:
         raise ApplicationError(f"{self.name}() is a word of tilewright.language: it is translated, not called")
+
+
+def named(value: Value, name: str) -> Value:
+    """The variable `name` that holds a value."""
+    if isinstance(value, Products):
+        return replace(value, code=name, binds=ATOM)
+    return Value(name, value.dtype, value.dims)
 
 
 WORDS: dict[str, Word] = {}
@@ -98,6 +143,11 @@ def number_text(value: float | int) -> str:
     if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
         return f'-float("{-value}")' if value < 0 else f'float("{value}")'
     return repr(value)
+
+
+def mentions(code: str, name: str) -> bool:
+    """Does an expression's text use this name?"""
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(ast.parse(code, mode="eval")))
 
 
 # -- alignment
@@ -215,6 +265,15 @@ COMPARISONS = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotE
 
 def binary(scope: Scope, operator: str, left: Any, right: Any) -> Value:
     """left operator right, aligned by axis names."""
+    if operator == "Add" and isinstance(left, Dot) != isinstance(right, Dot):
+        dot, other = (left, scope.read(right)) if isinstance(left, Dot) else (right, scope.read(left))
+        if other.literal is None and (other.dims, other.dtype) == (dot.dims, dot.dtype):
+            return Value(dot.onto.format(other.code), dot.dtype, dot.dims)
+    if operator == "Add" and isinstance(right, Products):
+        if isinstance(left, Products) and left.axis == right.axis:
+            return _products(binary(scope, "Add", left.terms, right.terms), right.axis)
+        if isinstance(left, Value) and left.literal == 0:
+            return right
     (a, b), dims = aligned(scope, [scope.read(left), scope.read(right)])
     if operator in COMPARISONS:
         arithmetic(scope, [a, b])
@@ -224,6 +283,10 @@ def binary(scope: Scope, operator: str, left: Any, right: Any) -> Value:
     sign, binds = OPERATORS[operator]
     dtype = arithmetic(scope, [a, b])
     return Value(f"{a.bound(binds)} {sign} {b.bound(binds + 1)}", "float32" if sign == "/" else dtype, dims, binds)
+
+
+def _products(terms: Value, axis: str) -> Products:
+    return Products(terms.code, terms.dtype, terms.dims, terms.binds, axis=axis)
 
 
 NEUTRAL = {  # of a reduction, for floats and for integers
@@ -287,6 +350,7 @@ rsqrt = _unary("rsqrt")
 sqrt = _unary("sqrt")
 exp = _unary("exp")
 log = _unary("log")
+erf = _unary("erf")
 abs = _unary("abs")
 
 
@@ -323,6 +387,58 @@ def where(scope: Scope, condition: Any, x: Any, y: Any) -> Value:
         raise scope.refuse(f"where() chooses by a comparison, not by {values[0].code}")
     kind = next((v.dtype for v in values[1:] if v.literal is None), values[1].dtype)
     return Value(f"tl.where({', '.join(v.code for v in values)})", kind, dims)
+
+
+@word
+def steps(scope: Scope, x: Any) -> Steps:
+    """steps(x): the steps into which the arrangement cuts x; `for k in steps(x)` reads x[k]."""
+    axes = scope.steps(x)
+    if len(axes) != 1:
+        raise scope.refuse("steps() takes a tile that the arrangement cuts into steps along one axis")
+    return Steps(axes[0])
+
+
+@word
+def dot(scope: Scope, x: Any, y: Any) -> Value:
+    """dot(x, y): sum of x * y over the one axis that both have, accumulated in float32.
+
+    The axes of the result are the others, in the order of the arrangement. Where one operand has no other, products are
+    added in float32, those of all steps of a loop before they are summed; so they are where lowering.dot is "none",
+    summed at each step. Else the matrix unit takes both in their own dtype, which must be the same, float32 included.
+    """
+    names = [scope.axes_of(operand) for operand in (x, y)]
+    common = [name for name in names[0] if name in names[1]]
+    if len(common) != 1:
+        raise scope.refuse(f"dot() sums over the one axis that both have; these have {', '.join(common) or 'none'}")
+    axis = common[0]
+    is_vector = builtins.min(len(own) for own in names) == 1
+    if scope.lowering["dot"] == "none" or is_vector:
+        products = binary(scope, "Mult", *(scope.load_as(operand, "float32") for operand in (x, y)))
+        return _products(products, axis) if is_vector else sum.lower(scope, products, axis)
+    # The operand whose other axes come first in the arrangement gives the rows.
+    place = {name: i for i, name in enumerate(scope.order)}
+    free = [builtins.min(place[name] for name in own if name != axis) for own in names]
+    first, second = (x, y) if free[0] < free[1] else (y, x)
+    a, b = scope.matrix(first, axis), scope.matrix(second, axis)
+    if a.dtype != b.dtype and not any(":" in v.dtype or "|" in v.dtype for v in (a, b)):
+        raise scope.refuse(f"dot() of {a.dtype} and {b.dtype}: they must agree")
+    _check_matrices(scope, (*a.dims, *b.dims))
+    left = a.code if a.dims[-1][0].name == axis else f"tl.trans({a.code})"
+    right = f"tl.trans({b.code})" if b.dims[-1][0].name == axis else b.code
+    dims = tuple(dim for value in (a, b) for dim in value.dims if dim[0].name != axis)
+    precise = 'input_precision="ieee"'
+    onto = f"tl.dot({left}, {right}, {{}}, {precise})"
+    return Dot(f"tl.dot({left}, {right}, {precise})", "float32", dims, onto=onto)
+
+
+def _check_matrices(scope: Scope, dims: Sequence[Dim]) -> None:
+    """Refuses matrices of literal sizes that are too small where the device's matrix unit wants 16."""
+    if scope.lowering["dot"] != "pad16":
+        return
+    for dim in dims:
+        sizes = [axis.size.value for axis in dim]
+        if None not in sizes and (count := math.prod(map(int, filter(None, sizes)))) < 16:
+            raise scope.refuse(f"dot() of {count} {' x '.join(str(a.name) for a in dim)}: this device needs 16")
 
 
 @word

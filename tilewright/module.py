@@ -373,6 +373,11 @@ class _Module:
         device = self.tensor_names[0]
         seen: dict[str, str] = {}
         for argument in self.kernel.arguments:
+            if isinstance(argument, Flag) and not isinstance(argument.values[0], bool):
+                options = f"{', '.join(argument.values[:-1])} or {argument.values[-1]}"
+                message = f"{argument.name} is {{{argument.name}!r}}, {options} is needed"
+                yield "ContractError", _type_test(argument), message, ()
+                continue
             if isinstance(argument, Flag):
                 yield (
                     "DtypeError", _type_test(argument),
@@ -592,10 +597,11 @@ class _Module:
                 continue
             for i, axis in enumerate(argument.tensor.axes):
                 size, stride = axis.size.single, argument.tensor.source.strides[i].single
+                absent = f"0 if {argument.name} is None else " if argument.optional else ""
                 if isinstance(size, Size):
-                    host.setdefault(size.name, f"{argument.name}.shape[{i}]")
+                    host.setdefault(size.name, f"{absent}{argument.name}.shape[{i}]")
                 if isinstance(stride, Size):
-                    host.setdefault(stride.name, f"{argument.name}.stride({i})")
+                    host.setdefault(stride.name, f"{absent}{argument.name}.stride({i})")
         missing = [n for n in (*self.runtime, *self.constexprs) if n not in host]
         if missing:
             raise GenerationError(f"{self.kernel.name}: no argument gives {', '.join(missing)}")
@@ -799,8 +805,11 @@ class _Module:
 
 
 def _type_test(argument: Scalar | Flag) -> str:
-    if isinstance(argument, Flag):
+    if isinstance(argument, Flag) and isinstance(argument.values[0], bool):
         return f"isinstance({argument.name}, bool)"
+    if isinstance(argument, Flag):
+        values = ", ".join(f'"{value}"' for value in argument.values)
+        return f"(isinstance({argument.name}, str) and {argument.name} in ({values}))"
     kinds = "int" if argument.is_integer else "(int, float)"
     return f"(isinstance({argument.name}, {kinds}) and not isinstance({argument.name}, bool))"
 

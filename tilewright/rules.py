@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.errors import ProfileError
 
+LAUNCH = ("num_warps", "num_stages")
 HOW = ("measured", "stated", "inferred", "known")
 
 
@@ -34,22 +35,26 @@ class Rules:
     status: str
 
 
-def load(operator: str, device: str, parameters: Sequence[str], quantities: Sequence[str]) -> Rules:
+def load(
+    operator: str, device: str, parameters: Sequence[str], quantities: Sequence[str], launches: bool = True
+) -> Rules:
     """The rules of `operator` on `device`; a device without a file of its own has generic's.
 
     A file that says `like = "<device>"` takes the rules of operators it does not have from that device, as inferred.
+    One that launches nothing itself has parameters alone, no num_warps and num_stages.
 
     Raises:
         ProfileError: unknown fields, a missing parameter, no provenance, or no rule that always fits.
     """
     text = _text(device)
     if text is None:
-        rules = load(operator, "generic", parameters, quantities)
+        rules = load(operator, "generic", parameters, quantities, launches)
         return replace(rules, status="only generated, with generic's rules")
     data = tomllib.loads(text)
     if "like" not in data or operator in data:
-        return parse(text, f"configs/{device}.toml", operator, parameters, quantities)
-    other = load(operator, data["like"], parameters, quantities)
+        wanted = (*parameters, *(LAUNCH if launches else ()))
+        return parse(text, f"configs/{device}.toml", operator, wanted, quantities)
+    other = load(operator, data["like"], parameters, quantities, launches)
     inferred = (replace(r, how="inferred", source=f"as {data['like']}: {r.source}") for r in other.rules)
     return Rules(tuple(inferred), data["status"])
 
@@ -85,7 +90,7 @@ def _rule(
         problems.append(f"{name}: unknown field {key}")
     for key in sorted(set(least) - set(quantities)):
         problems.append(f"{name}: unknown quantity {key}, known are {', '.join(quantities)}")
-    wanted = {*parameters, "num_warps", "num_stages"}
+    wanted = set(parameters)
     for key in sorted(wanted - set(config)):
         problems.append(f"{name}: config lacks {key}")
     for key in sorted(set(config) - wanted):

@@ -22,21 +22,23 @@ def adapted(kernel: Kernel, lowering: Mapping[str, str]) -> Kernel:
     """
     if lowering["tail"] != "exact":
         return kernel
-    cut = {tile: _cut(kernel, tile) for tile in kernel.tiles}
+    arranged = dict.fromkeys(tile for branch in kernel.branches for tile in branch.arranged)
+    cut = {tile: _cut(kernel, tile) for tile in arranged}
     return replace(kernel, divides={tile: kernel.divides.get(tile) or sizes for tile, sizes in cut.items()})
 
 
 def _cut(kernel: Kernel, tile: str) -> tuple[Size, ...]:
-    """The sizes that `tile` cuts, which together make the number of its programs."""
+    """The sizes that `tile` cuts, which together make the number of its programs or of its steps."""
     sizes = {name: Size(name, "tile", low=1, high=1024) for name in kernel.tiles}
     found: dict[Size, None] = {}
     for branch in kernel.branches:
-        if tile not in branch.tiles:
+        if tile not in branch.arranged:
             continue
         flags = [p for p in inspect.signature(branch.arrange).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        arranged = branch.arrange(**{n: sizes[n].expr for n in branch.tiles}, **{p.name: p.default for p in flags})
-        tensor = next(value for value in arranged.values() if isinstance(value, Tensor))
-        for axis in tensor.axes:
+        arranged = branch.arrange(**{n: sizes[n].expr for n in branch.arranged}, **{p.name: p.default for p in flags})
+        tensors = [value for value in arranged.values() if isinstance(value, Tensor)]
+        steps = [axis for tensor in tensors for level in tensor.levels[1:-1] for axis in level]
+        for axis in (*tensors[0].axes, *steps):
             count = axis.size.single
             if isinstance(count, Div) and count.den == sizes[tile].expr:
                 found |= dict.fromkeys(_sizes(count.num - sizes[tile].expr + 1))

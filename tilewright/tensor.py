@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.errors import ArrangementError
-from tilewright.expr import Expr, Index, Loaded, Size, condition, const, nonnegative, wrap
+from tilewright.expr import Expr, Index, Loaded, Size, condition, const, is_guard, nonnegative, wrap
 
 Indices = tuple[Expr, ...]
 Place = tuple[Indices, tuple[Expr, ...]]  # where in the source, and the conditions (each >= 0) under which it is there
@@ -493,12 +493,13 @@ class Tensor:
 
         return self._derive(axes, to_old)
 
-    def where(self, index: IndexTensor) -> Tensor:
-        """Elements exist only where the index, over the same axes, is not skipped."""
+    def where(self, index: IndexTensor, below: SizeLike | None = None) -> Tensor:
+        """Elements exist only where the index, over some of the axes, is not skipped, and below `below` if given."""
         dims = [self._dim("where", str(a.name)) for a in index.axes]
 
         def to_old(new: Indices) -> Place:
-            return new, index.at(tuple(new[d] for d in dims))[1]
+            value, conditions = index.at(tuple(new[d] for d in dims))
+            return new, conditions if below is None else (*conditions, wrap(below) - 1 - value)
 
         return self._derive(self.axes, to_old)
 
@@ -524,7 +525,8 @@ class Tensor:
         def at(index: Indices) -> Place:
             place, mask = self._locate([index])
             mask = _inside(index, self.axes) + mask
-            value = Loaded(self.source, place, tuple(map(condition, mask)), fill, guarded, value_name)
+            left = tuple(test for test in map(condition, mask) if is_guard(test) or not nonnegative(test))
+            value = Loaded(self.source, place, left, fill, guarded, value_name)
             return (value.expr,), ((value.expr,) if guarded else mask)
 
         return IndexTensor(self.axes, lambda i: (at(i)[0][0], at(i)[1]), above)

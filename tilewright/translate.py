@@ -7,13 +7,29 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.access import Access, Places
 from tilewright.errors import ApplicationError
 from tilewright.expr import Expr, Size
-from tilewright.language import AND, HELPERS, Joined, Value, Word, binary, number_text, opened, reshaped
+from tilewright.language import (
+    AND,
+    HELPERS,
+    WORDS,
+    Joined,
+    Products,
+    Step,
+    Value,
+    Word,
+    binary,
+    mentions,
+    named,
+    number_text,
+    opened,
+    reshaped,
+)
+from tilewright.loops import Loop
 from tilewright.tensor import Axis, Tensor
 
 
@@ -23,6 +39,7 @@ class TileRef:
 
     parameter: str
     dtype: str | None = None
+    step: bool = False  # of the step that the loop is at
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class Translator:
         self.stored: dict[str, str] = {}
         self.targets: tuple[str, ...] = ()
         self.node: ast.AST | None = None
+        self.in_loop = False
 
     def run(self, application: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Translates `application` called with `arguments` (tensors, sizes, numbers, names of float arguments)."""
@@ -113,50 +131,52 @@ class Translator:
         for statement in tree.body:
             self.node = statement
             if isinstance(statement, ast.Return):
-                result = self._value(statement.value) if statement.value else None
+                result = self.value(statement.value) if statement.value else None
                 break
-            self._statement(statement)
+            self.statement(statement)
         self.frames.pop()
         return result
 
-    def _statement(self, node: ast.stmt) -> None:
+    def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             self._assign(node.targets[0], node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            left = self._value(ast.Name(node.target.id, ast.Load()))
-            self._store(node.target, binary(self, type(node.op).__name__, left, self._value(node.value)))
+            left = self.value(ast.Name(node.target.id, ast.Load()))
+            self._store(node.target, binary(self, type(node.op).__name__, left, self.value(node.value)))
         elif isinstance(node, ast.If):
             self._if(node)
+        elif isinstance(node, ast.For):
+            Loop(self, node).write()
         else:
             raise self.refuse("this statement has no meaning in an application")
 
     def _if(self, node: ast.If) -> None:
-        test = self._value(node.test)
+        test = self.value(node.test)
         if not isinstance(test, Value) or not isinstance(test.literal, bool):
             raise self.refuse("an if chooses by a flag of the operator; choose among values with where()")
         for statement in node.body if test.literal else node.orelse:
             self.node = statement
-            self._statement(statement)
+            self.statement(statement)
 
     def _assign(self, target: ast.expr, expression: ast.expr) -> None:
         if isinstance(target, ast.Name):
-            self._store(target, self._value(expression))
+            self._store(target, self.value(expression))
             return
         if not isinstance(target, ast.Tuple) or not all(isinstance(t, ast.Name) for t in target.elts):
             raise self.refuse("only names and tuples of names can be assigned to")
         names = [t for t in target.elts if isinstance(t, ast.Name)]
         self.targets = tuple(t.id for t in names)
-        values = self._value(expression)
+        values = self.value(expression)
         self.targets = ()
         if not isinstance(values, tuple) or len(values) != len(names):
             count = len(values) if isinstance(values, tuple) else 1
             raise self.refuse(f"the left side names {len(names)}, the right side gives {count}")
-        plain = all(isinstance(v, Value) for v in values) and not any(self._is_tile(t) for t in names)
+        plain = all(isinstance(v, Value) for v in values) and not any(self.is_tile(t) for t in names)
         written = [self._local(t.id) for t in names] if plain else []
         clash = plain and any(
-            _mentions(values[j].code, written[i]) and values[i].code != written[i]
+            mentions(values[j].code, written[i]) and values[i].code != written[i]
             for i in range(len(names)) for j in range(i + 1, len(names))
         )  # fmt: skip
         if clash:  # simultaneous, as Python means it
@@ -169,7 +189,7 @@ class Translator:
         for name, value in zip(names, values, strict=True):
             self._store(name, value)
 
-    def _is_tile(self, target: ast.Name) -> bool:
+    def is_tile(self, target: ast.Name) -> bool:
         return isinstance(self._parameter(target.id), TileRef)
 
     def _parameter(self, name: str) -> Any:
@@ -193,7 +213,7 @@ class Translator:
         generated = self._local(target.id)
         self._forget(generated)
         self.body.append(f"{generated} = {value.code}")
-        frame.values[target.id] = Value(generated, value.dtype, value.dims)
+        frame.values[target.id] = named(value, generated)
 
     def _local(self, name: str) -> str:
         """The generated name to assign a local variable to; one that another variable still means is left alone."""
@@ -209,42 +229,53 @@ class Translator:
 
     def _forget(self, *names: str) -> None:
         self.kept = {
-            code: value for code, value in self.kept.items() if not any(_mentions(code, n) for n in names)
+            code: value for code, value in self.kept.items() if not any(mentions(code, n) for n in names)
         }
 
     # -- expressions
-    def _value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr) -> Any:
         self.node = node
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else literal(node.value)
         if isinstance(node, ast.Name):
             return self._look_up(node.id)
         if isinstance(node, ast.Tuple):
-            return tuple(self._value(element) for element in node.elts)
+            return tuple(self.value(element) for element in node.elts)
         if isinstance(node, ast.BinOp):
-            left, right = self._value(node.left), self._value(node.right)
+            left, right = self.value(node.left), self.value(node.right)
             self.node = node
             return binary(self, type(node.op).__name__, left, right)
         if isinstance(node, ast.BoolOp):
             return self._flags(node)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            return binary(self, type(node.ops[0]).__name__, self._value(node.left), self._value(node.comparators[0]))
+            return binary(self, type(node.ops[0]).__name__, self.value(node.left), self.value(node.comparators[0]))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self.read(self._value(node.operand))
+            value = self.read(self.value(node.operand))
             if value.literal is not None:
                 return literal(-value.literal)
             return Value(f"-{value.bound(8)}", value.dtype, value.dims, 8)
         if isinstance(node, ast.Call):
             return self._word(node)
+        if isinstance(node, ast.Subscript):
+            tile, step = self.value(node.value), self.value(node.slice)
+            self.node = node
+            return self._step(tile, step)
         raise self.refuse("this expression has no meaning in an application")
 
     def _flags(self, node: ast.BoolOp) -> Value:
         """`and` and `or` of flags."""
-        values = [self._value(operand) for operand in node.values]
+        values = [self.value(operand) for operand in node.values]
         self.node = node
         if not all(isinstance(v, Value) and isinstance(v.literal, bool) for v in values):
             raise self.refuse("and, or join flags of the operator; tiles are chosen among with where()")
         return literal((all if isinstance(node.op, ast.And) else any)(v.literal for v in values))
+
+    def _step(self, tile: Any, step: Any) -> TileRef:
+        if not isinstance(tile, TileRef) or not isinstance(step, Step):
+            raise self.refuse("only a tile has steps, and only the variable of a loop names one: x[k]")
+        if step.axis not in self.steps(tile):
+            raise self.refuse(f"{tile.parameter} has no steps along {step.axis.name}")
+        return replace(tile, step=True)
 
     def _look_up(self, name: str) -> Any:
         frame = self.frames[-1]
@@ -264,12 +295,12 @@ class Translator:
         arguments: list[Any] = []
         for argument in node.args:
             if isinstance(argument, ast.Starred):
-                spread = self._value(argument.value)
+                spread = self.value(argument.value)
                 if not isinstance(spread, tuple):
                     raise self.refuse("only a tuple can be spread")
                 arguments.extend(spread)
             else:
-                arguments.append(self._value(argument))
+                arguments.append(self.value(argument))
         self.node = node
         if node.keywords:
             raise self.refuse(f"{node.func.id}: pass its parameters by position")
@@ -313,6 +344,7 @@ class Translator:
         return name
 
     def keep(self, value: Value, hint: str) -> Value:
+        value = self.read(value)
         if value.code.isidentifier() or value.literal is not None:
             return value
         if value.code not in self.kept:
@@ -335,9 +367,14 @@ class Translator:
     def size_text(self, axis: Axis) -> str:
         return self.places.text(axis.size)
 
+    def steps(self, operand: Any) -> tuple[Axis, ...]:
+        """The axes along which a tile has steps."""
+        levels = self.places.tensors[operand.parameter].levels if isinstance(operand, TileRef) else ()
+        return tuple(axis for level in levels[1:-1] for axis in level)
+
     def load_as(self, operand: Any, dtype: str) -> Any:
         if isinstance(operand, TileRef):
-            return TileRef(operand.parameter, dtype)
+            return replace(operand, dtype=dtype)
         value = self.read(operand)
         if value.dtype == dtype:
             return value
@@ -348,11 +385,30 @@ class Translator:
             raise self.refuse("rounded() takes its dtype from a tile")
         return self.places.element(self.places.tensors[operand.parameter].source)
 
+    def axes_of(self, operand: Any) -> tuple[str, ...]:
+        """The axes along which the elements of an operand differ."""
+        if isinstance(operand, TileRef):
+            return self.places.moving(operand.parameter)
+        return tuple(map(str, self.read(operand).names))
+
+    def matrix(self, operand: Any, axis: str) -> Value:
+        """An operand with two dimensions: `axis`, and all others as one before it."""
+        free = tuple(name for name in self.axes_of(operand) if name != axis)
+        if isinstance(operand, TileRef):
+            joined = free if len(free) > 1 else ()
+            return self._load(operand, self._access(operand, joined=joined), operand.parameter)
+        value = self.read(operand)
+        apart = tuple(a for a in value.axes if a.name != axis)
+        return reshaped(self, value, (apart, *((a,) for a in value.axes if a.name == axis)))
+
     def read(self, operand: Any) -> Value:
         if isinstance(operand, TileRef):
-            return self._load(operand, self.places.access(operand.parameter), operand.parameter)
+            return self._load(operand, self._access(operand), operand.parameter)
         if isinstance(operand, Joined):
             return self._joined(operand)
+        if isinstance(operand, Products):
+            total: Value = WORDS["sum"].lower(self, operand.terms, operand.axis)
+            return total
         if isinstance(operand, Value):
             return operand
         raise self.refuse(f"{operand!r} is no value")
@@ -374,12 +430,16 @@ class Translator:
             sides = []
             for side, suffix in enumerate(("first", "second")):
                 name = f"{operand.parameter}_{suffix}"
-                access = self.places.access(operand.parameter, {axis: side}, f"_{suffix}")
+                access = self._access(operand, {axis: side}, f"_{suffix}")
                 sides.append(self._load(operand, access, name))
             return sides[0], sides[1]
         value = opened(self, self.read(operand), [axis])
-        if not value.dims or value.dims[-1] != (found,):
-            raise self.refuse(f"split() along {axis}: it is not the innermost axis of {value.names}")
+        if (found,) not in value.dims:
+            raise self.refuse(f"split() along {axis}: {value.names} has no such axis")
+        if value.dims[-1] != (found,):
+            order = [d for d, dim in enumerate(value.dims) if dim != (found,)] + [value.dims.index((found,))]
+            text = f"tl.permute({value.code}, ({', '.join(map(str, order))}))"
+            value = Value(text, value.dtype, tuple(value.dims[d] for d in order))
         hints = self.targets if len(self.targets) == 2 and not self._shadows() else ("first", "second")
         if len(self.targets) == 2 and not self._shadows():
             names = [self._local(name) for name in hints]
@@ -395,7 +455,7 @@ class Translator:
     def _interleaved(self, parameter: str, axis: str) -> bool:
         """Are the two sides of `axis` neighbours in memory?"""
         tensor = self.places.tensors[parameter]
-        names = [str(a.name) for a in tensor.levels[1]]
+        names = [str(a.name) for a in tensor.levels[-1]]
         return bool(names) and names[-1] == axis
 
     def _joined(self, value: Joined) -> Value:
@@ -405,8 +465,13 @@ class Translator:
         return Value(f"tl.join({a.code}, {b.code})", a.dtype, (*dims, (self.axis(value.axis),)))
 
     # -- memory
+    def _access(self, reference: TileRef, *where: Any, **how: Any) -> Access:
+        if self.steps(reference) and not reference.step:
+            raise self.refuse(f"{reference.parameter} is read a step at a time: {reference.parameter}[k]")
+        return self.places.access(reference.parameter, *where, **how)
+
     def _load(self, reference: TileRef, access: Access, name: str) -> Value:
-        key = (access.pointers, reference.dtype)
+        key = (access.pointers, reference.dtype, access.step)
         if key in self.loaded:
             return self.loaded[key]
         tensor = self.places.tensors[reference.parameter]
@@ -419,12 +484,14 @@ class Translator:
         generated = self.places.fresh(name)
         if len(self.frames) == 1 and name == reference.parameter:
             self.frames[0].names.setdefault(name, generated)
-        self.places.head.append(f"{generated} = {text}")
+        (self.body if access.step else self.places.head).append(f"{generated} = {text}")
         self._note(reference.parameter, "load", access.conditions)
         if reference.dtype and dtype != reference.dtype:
-            # Widened where it is first used: a conversion right behind a load makes the next load wait for it.
+            # Widened where it is first used: a conversion right behind a load makes the next load wait for it. But a
+            # loop must not change the type of what it found.
             dtype = reference.dtype
-            self.body.append(f"{generated} = {generated}.to(tl.{dtype})")
+            lines = self.places.head if self.in_loop and not access.step else self.body
+            lines.append(f"{generated} = {generated}.to(tl.{dtype})")
         self.loaded[key] = Value(generated, dtype, access.dims)
         return self.loaded[key]
 
@@ -432,7 +499,8 @@ class Translator:
         either = access.either
         if either is None:
             mask = f", mask={access.mask}, other={number_text(access.fill)}" if access.mask else ""
-            return f"tl.load({access.pointers}{mask})"
+            step = f" + {access.step}" if access.step else ""
+            return f"tl.load({access.pointers}{step}{mask})"
         mask = f", mask={either.mask}, other={number_text(access.fill)}" if either.mask else ""
         index = ", ".join(":" if dim in either.dims else "None" for dim in access.dims)
         at = f"[{index}]" if either.dims and len(either.dims) < len(access.dims) else ""
@@ -489,10 +557,6 @@ def _takes(function: Callable[..., Any], *arguments: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _mentions(code: str, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(ast.parse(code, mode="eval")))
 
 
 def _short(frame: Frame) -> str:

@@ -325,6 +325,8 @@ def test_statement_without_a_meaning(place: str) -> None:
         "star": (spread, "first, *rest"),
     }[place]
     message = "this statement has no meaning in an application"
+    if place == "for":
+        message = "a for goes over the steps of a tile: for k in steps(x)"
     if place in ("index", "star"):
         message = "only names and tuples of names can be assigned to"
     assert refused(function, x=X, y=Y) == text(function, message, at)

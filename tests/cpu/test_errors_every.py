@@ -14,7 +14,27 @@ from typing import Any
 import pytest
 import torch
 from refusals import described
-from samples import COPY, FULL_BF16, FULL_FP8, GATHER, KV, PADDED, SAMPLES, SUM, A, B, contents, operators, sample
+from samples import (
+    ACTIVATE,
+    COMBINE,
+    COMBINED,
+    COPY,
+    FULL_BF16,
+    FULL_FP8,
+    GATED,
+    GATHER,
+    GEMM,
+    GEMV,
+    KV,
+    PADDED,
+    SAMPLES,
+    SUM,
+    A,
+    B,
+    contents,
+    operators,
+    sample,
+)
 
 from tilewright import interpret, ops, vendors
 from tilewright.errors import ContractError, DeviceError, DtypeError, LayoutError, ShapeError
@@ -99,7 +119,112 @@ def index_rows(name: str, first: str, *left_out: str) -> list[Listed]:
     ]
 
 
+def of_products(
+    name: str, out: tuple[int, int], columns: int, k: int, times: str, rows: int, slots: str
+) -> list[Listed]:
+    """What is asked of x [rows, k], w [3, columns, k], its bias, out and the weights of 5 tokens and 2 slots.
+
+    `slots` is the line about other numbers of slots; `times` what stands before out's columns.
+    """
+    of_out = f"{times}{{}} columns of out are needed"
+    ids = name not in ("gemm", "gated gemm")
+    return [
+        one(name, "hidden_states", LONG.new_zeros(rows, MANY),
+            "hidden_states has k=1048577, at most 1048576 is supported",
+            f"expert_weights has k={k}, hidden_states has 1048577"),
+        one(name, "expert_weights", LONG.expand(3, 2097153, k),
+            "expert_weights has columns=2097153, at most 2097152 is supported",
+            f"expert_bias has columns={columns}, expert_weights has 2097153",
+            f"expert_weights has columns=2097153, {of_out.format(out[1])}"),
+        one(name, "expert_weights", LONG.expand(3, columns, k + 1),
+            f"expert_weights has k={k + 1}, hidden_states has {k}"),
+        one(name, "expert_bias", LONG.new_zeros(2, columns), "expert_bias has experts=2, expert_weights has 3"),
+        one(name, "expert_bias", LONG.new_zeros(3, columns - 1),
+            f"expert_bias has columns={columns - 1}, expert_weights has {columns}"),
+        *(
+            one(name, "topk_weights", torch.zeros(5, count), f"topk_weights has slots={count}, {wrong}",
+                *([f"topk_ids has slots=2, topk_weights has {count}"] if ids else []), slots.format(count))
+            for count, wrong in ((0, "at least 1 is needed"), (65, "at most 64 is supported"))
+        ),
+        one(name, "out", LONG.new_zeros(out[0], MANY), "out has columns=1048577, at most 1048576 is supported",
+            f"expert_weights has columns={columns}, {of_out.format(MANY)}"),
+        one(name, "out", LONG.new_zeros(out[0], out[1] - 1),
+            f"expert_weights has columns={columns}, {of_out.format(out[1] - 1)}"),
+    ]  # fmt: skip
+
+
+def of_ids(name: str) -> list[Listed]:
+    return [
+        one(name, "topk_ids", torch.zeros(4, 2).int(), "topk_ids has tokens=4, topk_weights has 5"),
+        one(name, "topk_ids", torch.zeros(5, 3).int(), "topk_ids has slots=3, topk_weights has 2"),
+    ]
+
+
+def of_tables(name: str) -> list[Listed]:
+    """An alignment of 64 rows in 4 blocks of 16."""
+    return [
+        one(name, "num_tokens_post_pad", torch.zeros(2).int(), "num_tokens_post_pad has one=2, 1 is needed"),
+        one(name, "block_size", 48, "block_size is 48, 16, 32, 64, 128 or 256 is needed",
+            "sorted_token_ids has rows=64, a multiple of block_size 48 is needed", kind=ContractError),
+        one(name, "sorted_token_ids", torch.zeros(56).int(),
+            "sorted_token_ids has rows=56, a multiple of block_size 16 is needed"),
+        one(name, "expert_ids", torch.zeros(3).int(),
+            "expert_ids has blocks=3, 64 sorted rows in blocks of 16 need more"),
+    ]  # fmt: skip
+
+
+ROUTED = "out has routed=10, topk_weights has 5 tokens x {} slots"
+FEWER_OUT, FEWER_X = LONG.new_zeros(9, 24), LONG.new_zeros(4, 32)
+
 LISTED: dict[str, list[Listed]] = {
+    GEMM: [
+        *of_products("gemm", (10, 24), 24, 32, "", 5, ROUTED),
+        *of_tables("gemm"),
+        one("gemm", "out", FEWER_OUT, "out has routed=9, topk_weights has 5 tokens x 2 slots"),
+        one("gemm", "hidden_states", FEWER_X, "hidden_states has tokens=4, 5 or out's 10 are needed"),
+    ],
+    GATED: [
+        *of_products("gated gemm", (10, 24), 48, 32, "2 * ", 5, ROUTED),
+        *of_tables("gated gemm"),
+        one("gated gemm", "out", FEWER_OUT, "out has routed=9, topk_weights has 5 tokens x 2 slots"),
+        one("gated gemm", "hidden_states", FEWER_X, "hidden_states has tokens=4, topk_weights has 5"),
+    ],
+    GEMV: [
+        *of_products("gated gemv", (10, 24), 48, 32, "2 * ", 5, ROUTED),
+        *of_ids("gated gemv"),
+        one("gated gemv", "out", FEWER_OUT, "out has routed=9, topk_weights has 5 tokens x 2 slots"),
+        one("gated gemv", "hidden_states", FEWER_X, "hidden_states has tokens=4, topk_weights has 5"),
+    ],
+    COMBINED: [
+        *of_products("gemv of all slots", (5, 32), 32, 24, "", 10,
+                     "hidden_states has tokens=10, topk_weights has 5 tokens x {} slots"),
+        *of_ids("gemv of all slots"),
+        one("gemv of all slots", "out", LONG.new_zeros(4, 32), "out has tokens=4, topk_weights has 5"),
+        one("gemv of all slots", "hidden_states", LONG.new_zeros(9, 24),
+            "hidden_states has tokens=9, topk_weights has 5 tokens x 2 slots"),
+    ],
+    COMBINE: [
+        one("sum of those with an expert", "routed", LONG.new_zeros(10, MANY),
+            "routed has columns=1048577, at most 1048576 is supported", "out has columns=32, routed has 1048577"),
+        *(
+            one("sum of those with an expert", "topk_ids", torch.zeros(5, count).int(),
+                f"topk_ids has slots={count}, {wrong}", f"routed has routed=10, topk_ids has 5 tokens x {count} slots")
+            for count, wrong in ((0, "at least 1 is needed"), (65, "at most 64 is supported"))
+        ),
+        one("sum of those with an expert", "out", LONG.new_zeros(4, 32), "out has tokens=4, topk_ids has 5"),
+        one("sum of those with an expert", "out", LONG.new_zeros(5, 31), "out has columns=31, routed has 32"),
+        one("sum of those with an expert", "routed", LONG.new_zeros(9, 32),
+            "routed has routed=9, topk_ids has 5 tokens x 2 slots"),
+    ],
+    ACTIVATE: [
+        one("activation", "gate_up", LONG.new_zeros(5, 2097153),
+            "gate_up has columns=2097153, at most 2097152 is supported",
+            "gate_up has columns=2097153, 2 * 24 columns of out are needed"),
+        one("activation", "out", LONG.new_zeros(4, 24), "out has routed=4, gate_up has 5"),
+        one("activation", "out", LONG.new_zeros(5, MANY), "out has columns=1048577, at most 1048576 is supported",
+            "gate_up has columns=48, 2 * 1048577 columns of out are needed"),
+        one("activation", "out", LONG.new_zeros(5, 23), "gate_up has columns=48, 2 * 23 columns of out are needed"),
+    ],
     PADDED: [
         *of_heads("padded", "q_in"),
         *index_rows("padded", "q_in"),
@@ -197,6 +322,11 @@ def shared(operator: str) -> Iterator[tuple[str, Any, type[ContractError], str]]
     for argument in OPERATORS[operator].kernel.arguments:
         name, value = argument.name, given[argument.name]
         if not isinstance(argument, Argument):
+            if isinstance(argument, Flag) and isinstance(argument.values[0], str):
+                options = f"{', '.join(argument.values[:-1])} or {argument.values[-1]} is needed"
+                for wrong in ("relu", None):
+                    yield name, wrong, ContractError, f"{name} is {wrong!r}, {options}"
+                continue
             word = "a bool" if isinstance(argument, Flag) else "an int" if argument.is_integer else "a number"
             for wrong in ("4", None) if isinstance(argument, Flag) else ("4", True):
                 kind = type(wrong).__name__
