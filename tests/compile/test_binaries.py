@@ -140,8 +140,9 @@ def test_a_call_finds_what_a_build_compiled(
 
 
 def test_operators_have_problems() -> None:
-    """Head counts and head dims of the contract, and the profile's own float8; none yet of the steps around experts."""
-    assert {operator.name for operator in operators()} - set(problems.LISTS) == {"moe_sum", "strided_copy"}
+    """Head counts and head dims of the contract, and the profile's own float8; none yet of the mixture of experts."""
+    without = {operator.name for operator in operators()} - set(problems.LISTS)
+    assert all(name.startswith("moe_") for name in without - {"strided_copy"}) and "strided_copy" in without
     for operator in operators(list(problems.LISTS)):
         names = [name for name, _ in problems.problems(operator.name)]
         assert names and len(set(names)) == len(names), operator.name
