@@ -59,8 +59,9 @@ def repeating(
     )
     pointers = "".join([*(f"_{t.name}, " for t in tensors), *(f"{o.name}.data_ptr(), " for o in kernel.outputs)])
     returned = ", ".join(o.name for o in kernel.outputs)
-    identical = "".join(f" and {n.name} is _recent[{i}]" for i, n in enumerate(numbers, 1))
-    identical += "".join(f" and ({test}) is _recent[{i}]" for i, test in enumerate(absent, 1 + len(numbers)))
+    before = [f"_before_{i}" for i in range(len(numbers) + len(absent))]
+    asked = [*(n.name for n in numbers), *(f"({test})" for test in absent)]
+    identical = " and ".join(f"{a} is {b}" for a, b in zip(asked, before, strict=True)) or "True"
     recent = ", ".join(["_kind", *(n.name for n in numbers), *absent])
     unpacked = "_same, _alignment, _index, _run, _grid, _middle, _spread, _pick, _rest, _outputs, _launched = _kind\n"
     aligned = f"{addresses}_low = ({any_low}) & 15\nif _low:\n    _low = {low}\n"
@@ -69,11 +70,13 @@ if (
     _device() == _index and _hooks.launch_enter_hook is _enter and _hooks.launch_exit_hook is _leave
     and not (_enter.calls or _leave.calls)
 ):
-{outputs}    _arguments = ({pointers}*_rest) if _pick is None else (*_pick(({pointers}None)), *_rest)
-    if _spread:
-        _run(_grid, 1, 1, _stream(_index), *_middle, *_arguments)
+{outputs}    if _pick is not None:
+        _arguments = (*_pick(({pointers}None)), *_rest)
+        _run(_grid, 1, 1, _stream(_index), *_middle, *(_arguments if _spread else (_arguments,)))
+    elif _spread:
+        _run(_grid, 1, 1, _stream(_index), *_middle, {pointers}*_rest)
     else:
-        _run(_grid, 1, 1, _stream(_index), *_middle, _arguments)
+        _run(_grid, 1, 1, _stream(_index), *_middle, ({pointers}*_rest))
     _last[0] = _launched
 """
     tracing = f"""
@@ -85,9 +88,8 @@ if (
 def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, profile=None):{tracing if traced else ''}
     if not (config is None and thresholds is None and profile is None):
         return _slow({names}, config=config, thresholds=thresholds, profile=profile)[0]
-    _recent = _kinds.get(None)
-    if _recent is not None{identical}:
-        _kind = _recent[0]
+    {', '.join(['_kind', *before])}, = _kinds.get(None, _nothing)
+    if {identical} and _kind is not None:
         {unpacked}        if _same({present}):
 {_indented(aligned, 12)}            if _low == _alignment:
 {_indented(launch, 16)}                    return {returned}
@@ -114,7 +116,7 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
     return _result
 """
     space: dict[str, Any] = {
-        "_kinds": kinds, "_slow": slow, "_last": last, "_tracing": _no, "_registered": None,
+        "_kinds": kinds, "_nothing": (None,) * (1 + len(before)), "_slow": slow, "_last": last, "_tracing": _no, "_registered": None,
         "_device": _no_device, "_stream": _no_device, "_hooks": None, "_enter": None, "_leave": None, "_empty": None,
     }  # fmt: skip
     exec(compile(text, f"<tilewright call {kernel.name}>", "exec"), space)
