@@ -116,7 +116,8 @@ def call({', '.join(_parameters(public))}, *, config=None, thresholds=None, prof
     return _result
 """
     space: dict[str, Any] = {
-        "_kinds": kinds, "_nothing": (None,) * (1 + len(before)), "_slow": slow, "_last": last, "_tracing": _no, "_registered": None,
+        "_kinds": kinds, "_nothing": (None,) * (1 + len(before)), "_slow": slow, "_last": last, "_tracing": _no,
+        "_registered": None,
         "_device": _no_device, "_stream": _no_device, "_hooks": None, "_enter": None, "_leave": None, "_empty": None,
     }  # fmt: skip
     exec(compile(text, f"<tilewright call {kernel.name}>", "exec"), space)
