@@ -33,6 +33,7 @@ from deepseek_v4_siblings import FULL_BF16, FULL_FP8, GATHER, KV, PADDED, Case  
 from protocol import (  # noqa: E402
     Config,
     Row,
+    by_name,
     drive,
     host_us,
     in_processes,
@@ -261,16 +262,9 @@ def sweep(problem: Timed, deadline: float, prepared: dict[str, str]) -> list[Row
     return time_rows(str(problem), rows, time_row, deadline, len(candidates(problem)))
 
 
-def parse_problem(name: str) -> Timed:
-    found = {problem.name: problem for problem in problems()}
-    if name not in found:
-        raise ValueError(f"{name}: choose among {', '.join(found)}")
-    return found[name]
-
-
 def main(arguments: Iterable[str] | None = None) -> int:
     tiles = ("tokens", "heads", "kv_tokens")
-    parser = parser_for("times the DeepSeek-V4 siblings on a GPU", problems(), parse_problem, tiles)
+    parser = parser_for("times the DeepSeek-V4 siblings on a GPU", problems(), by_name(problems()), tiles)
     options = parser.parse_args(None if arguments is None else list(arguments))
     return drive(
         options,

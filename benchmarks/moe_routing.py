@@ -30,6 +30,7 @@ from moe import check_aligned  # noqa: E402
 from protocol import (  # noqa: E402
     Config,
     Row,
+    by_name,
     drive,
     host_us,
     in_processes,
@@ -253,15 +254,8 @@ def sweep(problem: Problem, deadline: float, prepared: dict[str, str]) -> list[R
     return time_rows(problem.name, rows, time_row, deadline, len(candidates(problem)))
 
 
-def parse_problem(name: str) -> Problem:
-    found = {problem.name: problem for problem in problems()}
-    if name not in found:
-        raise ValueError(f"{name}: choose among {', '.join(found)}")
-    return found[name]
-
-
 def main(arguments: Iterable[str] | None = None) -> int:
-    parser = parser_for("times the routing operators on a GPU", problems(), parse_problem, ("rows", "columns"))
+    parser = parser_for("times the routing operators on a GPU", problems(), by_name(problems()), ("rows", "columns"))
     parser.set_defaults(jobs=6)  # processes that hold a gigabyte of weights each
     options = parser.parse_args(None if arguments is None else list(arguments))
     return drive(

@@ -210,6 +210,18 @@ def time_rows(
 # A run
 
 
+def by_name(problems: Sequence[Any]) -> Callable[[str], Any]:
+    """What reads the name of one of `problems` on a command line."""
+    found = {problem.name: problem for problem in problems}
+
+    def parse(name: str) -> Any:
+        if name not in found:
+            raise argparse.ArgumentTypeError(f"{name}: choose among {', '.join(found)}")
+        return found[name]
+
+    return parse
+
+
 def parser_for(description: str, sizes: Sequence[Any], parse_size: Callable[[str], Any], tiles: Sequence[str]) -> Any:
     """The options that every benchmark has."""
 

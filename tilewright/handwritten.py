@@ -7,7 +7,7 @@ import types
 from importlib import resources
 from typing import Any
 
-from tilewright import errors, launch, vendors
+from tilewright import launch, vendors
 
 # Module names and their files beside this one: the exceptions, each with its reason in docs/design-notes.md.
 MODULES = {"moe_align_block_size": "moe_align.py"}
@@ -50,12 +50,7 @@ def call(
     Raises:
         DeviceError: `first` is where nothing can run.
     """
-    device = getattr(first, "device", None)
-    kind = getattr(device, "type", "cpu")  # what is no tensor is for the module to refuse
-    if kind == "meta":
-        raise errors.DeviceError(f"{function}: {first_name} is on meta, where nothing can run")
-    interpreted = kind == "cpu"
-    device_name = vendors.load(profile).name if profile else vendors.detect("cpu" if interpreted else device)
+    device_name, interpreted = launch.placed(function, first_name, first, profile)
     loaded: Any = module(name, device_name, interpreted)
     loaded.last_launch = None
     result = getattr(loaded, function)(first, *arguments, **options)

@@ -178,12 +178,7 @@ class Operator:
     ) -> tuple[Any, tuple[Any, ...] | None]:
         """The result of a call, and what `_last` says of it, None where it launched nothing."""
         first = args[self.position] if len(args) > self.position else kwargs.get(self._first)
-        device = getattr(first, "device", None)
-        kind = getattr(device, "type", "cpu")  # what is no tensor is for the module to refuse
-        if kind == "meta":
-            raise errors.DeviceError(f"{self.name}: {self._first} is on meta, where nothing can run")
-        interpreted = kind == "cpu"
-        name = vendors.load(profile).name if profile else vendors.detect("cpu" if interpreted else device)
+        name, interpreted = placed(self.name, self._first, first, profile)
         if config is not None:
             config = self.kernel.checked_config(config)
         if interpreted and self._recorded.preparing:
@@ -209,6 +204,20 @@ class Operator:
         """In a forked child: the lock may be held by a thread that the child does not have."""
         self._lock, self._recorded = threading.RLock(), self._recorded
         self._recorded.launches, self._recorded.preparing = None, False
+
+
+def placed(operator: str, argument: str, first: Any, profile: str | None) -> tuple[str, bool]:
+    """The vendor profile that a call goes by, and whether it is interpreted, from where its first tensor is.
+
+    Raises:
+        DeviceError: where nothing can run.
+    """
+    device = getattr(first, "device", None)
+    kind = getattr(device, "type", "cpu")  # what is no tensor is for the module to refuse
+    if kind == "meta":
+        raise errors.DeviceError(f"{operator}: {argument} is on meta, where nothing can run")
+    interpreted = kind == "cpu"
+    return vendors.load(profile).name if profile else vendors.detect("cpu" if interpreted else device), interpreted
 
 
 def operator(kernel: Kernel) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

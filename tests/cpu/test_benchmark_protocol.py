@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,3 +66,11 @@ def test_no_gpu_fails_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr(protocol.torch.cuda, "is_available", lambda: False)
     assert drive(protocol, tmp_path / "report.json", False, {1: {"met": True}}) == (1, {})
+
+
+def test_a_problem_by_its_name(protocol: ModuleType) -> None:
+    problems = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
+    parse = protocol.by_name(problems)
+    assert parse("b") is problems[1]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^c: choose among a, b$"):
+        parse("c")
