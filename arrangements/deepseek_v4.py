@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from tilewright.arrange import named
 from tilewright.arrangements.paged_rows import paged_rows
 from tilewright.arrangements.rope import neighbour_pairs, trailing_tables
 from tilewright.arrangements.token_heads import token_heads, token_rows
@@ -62,7 +61,7 @@ def _heads(
     x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, tokens: SizeLike, heads: SizeLike, **more: Tensor
 ) -> Tiles:
     tiles = {"x": neighbour_pairs(x), "cos": cos, "sin": sin, "out": neighbour_pairs(out), **more}
-    return _named(tiles, token_heads(*tiles.values(), tokens=tokens, heads=heads))
+    return named(tiles, token_heads(*tiles.values(), tokens=tokens, heads=heads))
 
 
 def rows(
@@ -74,7 +73,7 @@ def rows(
     cos, sin = trailing_tables(table, positions, PAIRS)
     out = paged_rows(cache, slots, block_size)
     tiles = {"x": neighbour_pairs(x), "cos": cos, "sin": sin, "out": neighbour_pairs(out), **more}
-    return _named(tiles, token_rows(*tiles.values(), tokens=tokens))
+    return named(tiles, token_rows(*tiles.values(), tokens=tokens))
 
 
 def packed_rows(
@@ -98,7 +97,7 @@ def packed_rows(
         tiles, grouped = {}, {"x": x, "codes": stored["codes"]}
     tiles |= {name: t.split("dim", groups=groups, pairs=-1, side=2) for name, t in grouped.items()}
     tiles |= {"cos": cos, "sin": sin, "scales": stored["scales"]}
-    return _named(tiles, token_rows(*tiles.values(), tokens=tokens))
+    return named(tiles, token_rows(*tiles.values(), tokens=tokens))
 
 
 def gathered_rows(cache: Tiles, out: Tensor, slot_mapping: Tensor, block_size: SizeLike, tokens: SizeLike) -> Tiles:
@@ -109,7 +108,7 @@ def gathered_rows(cache: Tiles, out: Tensor, slot_mapping: Tensor, block_size: S
     tiles = {
         name: t if name == "scales" else t.split("dim", groups=groups, pairs=-1, side=2) for name, t in stored.items()
     }
-    return _named(tiles, token_rows(*tiles.values(), tokens=tokens))
+    return named(tiles, token_rows(*tiles.values(), tokens=tokens))
 
 
 def packed_cache(
@@ -155,7 +154,3 @@ def _whole(cache: Tiles, slots: IndexTensor, block_size: SizeLike) -> Tiles:
         parts["codes"] = parts["codes"].pad(((0, 0), (0, ROTARY)))
         parts["tail"] = parts["tail"].pad(((0, 0), (PASSED, 0)))
     return parts
-
-
-def _named(names: Mapping[str, Tensor], arranged: tuple[Tensor, ...]) -> Tiles:
-    return dict(zip(names, arranged, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.arrange import cut
+from tilewright.arrange import cut, named
 from tilewright.expr import wrap
 from tilewright.tensor import Axis, IndexTensor, SizeLike, Tensor, computed
 
@@ -81,12 +81,12 @@ def token_tiles(
         "weight": padded(weight.where(expert, w.shape[0])),
         "out": out,
     }
-    return _named(tiles, cut(tuple(tiles.values()), program={"tokens": 1, "columns": columns}, steps={"k": k}))
+    return named(tiles, cut(tuple(tiles.values()), program={"tokens": 1, "columns": columns}, steps={"k": k}))
 
 
 def cut_rows(tiles: Mapping[str, Tensor], rows: SizeLike, columns: SizeLike, k: SizeLike) -> Tiles:
     """Programs of `rows` rows by `columns` columns, in steps of `k`."""
-    return _named(tiles, cut(tuple(tiles.values()), program={"rows": rows, "columns": columns}, steps={"k": k}))
+    return named(tiles, cut(tuple(tiles.values()), program={"rows": rows, "columns": columns}, steps={"k": k}))
 
 
 def by_routed_row(x: Tensor, rows: IndexTensor, top_k: SizeLike) -> Tensor:
@@ -100,7 +100,3 @@ def expert_of(topk_ids: Tensor, expert_map: Tensor | None) -> IndexTensor:
     if expert_map is None:
         return ids
     return expert_map.gather("experts", ids).index(name="local_expert")
-
-
-def _named(names: Mapping[str, Tensor], arranged: tuple[Tensor, ...]) -> Tiles:
-    return dict(zip(names, arranged, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.errors import ArrangementError
 from tilewright.expr import Expr, const, nonnegative, wrap
@@ -72,3 +72,8 @@ def _cut_one(
 def one(size: SizeLike) -> bool:
     """Is this tile size the literal 1?"""
     return wrap(size) == const(1)
+
+
+def named(names: Iterable[str], arranged: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Arranged tensors by the names of an application's parameters, in order."""
+    return dict(zip(names, arranged, strict=True))
